@@ -36,12 +36,12 @@ import training_speed
 from script import Row, at_share, exactly, from_shell, write_json
 from vitrim import MethodConfig, ReductionWarning, VitrimError, bench, create_model, parse_method, reduce_
 from vitrim.core.registry import methods
+from vitrim.engines import machine
 from vitrim.engines.engine import Compiled, Eager, Engine, Run
 from vitrim.engines.formats.base import DTYPES
+from vitrim.engines.memory import peak_memory_mib
 from vitrim.errors import first_line
-from vitrim.measure import machine
 from vitrim.measure.inputs import random_images
-from vitrim.measure.memory import peak_memory_mib
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")
 FULL = {"model": MODELS, "size": (224, 384, 1024), "batch_size": (1, 32, 256), "dtype": ("bf16", "fp16")}

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from vitrim.core.selection import Selector
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.engines.exported import Exported
+    from vitrim.engines.prefill import Prompt
     from vitrim.engines.writing import FileSpec, export
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from vitrim.measure.evaluation import evaluate
     from vitrim.measure.inputs import DataSpec, open_data
     from vitrim.measure.latency import Budget
-    from vitrim.measure.prefill import Prompt
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
     from vitrim.report import Report, Results
@@ -156,7 +156,7 @@ _NAMES = {
     "vitrim.measure.evaluation": ("evaluate",),
     "vitrim.measure.inputs": ("DataSpec", "open_data"),
     "vitrim.measure.latency": ("Budget",),
-    "vitrim.measure.prefill": ("Prompt",),
+    "vitrim.engines.prefill": ("Prompt",),
     "vitrim.measure.profile": ("profile",),
     "vitrim.plots.show": ("show",),
     "vitrim.report": ("Report", "Results"),

@@ -24,9 +24,9 @@ from vitrim.app.sliders import config_of, slide_of
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
+from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.macs import profile_of
 from vitrim.tasks.classes import class_names
 
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]

@@ -21,9 +21,9 @@ import vitrim
 from vitrim.engines import Exported, check, timing, writing
 from vitrim.engines.exported import size_of, staged
 from vitrim.engines.formats.onnx import ONNX
+from vitrim.engines.macs import count_macs
 from vitrim.engines.program import Parity, trace
 from vitrim.engines.writing import FileSpec
-from vitrim.measure.macs import count_macs
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 

@@ -15,12 +15,12 @@ import vitrim
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_method
 from vitrim.engines import engine as engines
+from vitrim.engines.copies import reduced_copy
 from vitrim.engines.engine import Compiled, Eager, Engine, FileEngine, Run, engines_named
 from vitrim.engines.formats import PT2
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.measure import bench
 from vitrim.measure.bench import measure
-from vitrim.measure.copies import reduced_copy
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Row
 

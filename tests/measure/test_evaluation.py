@@ -23,11 +23,11 @@ from tiny import GEOMETRY, HOSTS, images
 from vitrim.core.block import ReducedBlock
 from vitrim.core.registry import ask
 from vitrim.data import DataError, ImageDataset
+from vitrim.engines.macs import count_macs
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.measure import evaluation
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
-from vitrim.measure.macs import count_macs
 from vitrim.measure.records import Batch, Processes, Row
 from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task

@@ -35,13 +35,13 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
+from vitrim.engines.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.engines.macs import profile_of
 from vitrim.errors import ReductionWarning, VitrimError, check_known
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, ModelOutput
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import EMBEDDING, task_name
 from vitrim.measure.latency import Budget, fastest, time_interleaved
-from vitrim.measure.macs import profile_of
 from vitrim.plots.classifier import check_shown
 from vitrim.plots.patches import sources_of
 from vitrim.tasks import Task, make_task

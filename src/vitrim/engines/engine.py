@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
+from vitrim.engines.copies import shared_copy
 from vitrim.engines.exported import Exported
 from vitrim.engines.formats import formats
 from vitrim.engines.formats.base import PRECISIONS, Format, as_array, check_quantiser
 from vitrim.engines.formats.pt2 import compiler_lack
+from vitrim.engines.memory import peak_memory_mib
 from vitrim.engines.writing import FileSpec, export
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
-from vitrim.measure.copies import shared_copy
 from vitrim.measure.in_files import FileModel
-from vitrim.measure.memory import peak_memory_mib
 
 Run: TypeAlias = Callable[[Tensor], Any]
 """Maps images (B, C, H, W) in the engine's dtype to the model's output; B is the batch size of the preparation."""

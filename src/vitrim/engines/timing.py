@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.registry import ask
+from vitrim.engines.copies import dense_copies
 from vitrim.engines.exported import Exported
 from vitrim.engines.formats.base import as_array
 from vitrim.engines.program import Program
-from vitrim.measure.copies import dense_copies
 from vitrim.measure.latency import Budget, fastest, paired_speedup, speed_row, time_interleaved
-from vitrim.measure.records import DENSE, Row
-from vitrim.report import Table
+from vitrim.measure.records import Row
+from vitrim.report import DENSE, Table
 
 EAGER = "eager"
 

@@ -26,19 +26,19 @@ from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.data.dataset import CALIBRATED, calibrating
 from vitrim.engines import static
+from vitrim.engines.copies import Apart, apart, shared_copy, take_learned
 from vitrim.engines.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
 from vitrim.engines.formats import format_named
 from vitrim.engines.formats.base import OPSETS, PRECISIONS, Array, Format, Graph, as_array, check_quantiser
+from vitrim.engines.machine import drawing, environment
+from vitrim.engines.macs import count_macs
 from vitrim.engines.program import MAX_BATCH, Program, as_read, highest_share, trace
 from vitrim.engines.program import check as compare
 from vitrim.engines.timing import noise, table, time_exported
 from vitrim.errors import ReductionWarning, VitrimError, check_kinds, check_known, check_read, check_whole, first_line
 from vitrim.files import as_path, check_file, json_text
 from vitrim.loading import MADE, ModelSpec
-from vitrim.measure.copies import Apart, apart, shared_copy, take_learned
 from vitrim.measure.inputs import WHERE, DataSpec, open_images
-from vitrim.measure.machine import drawing, environment
-from vitrim.measure.macs import count_macs
 from vitrim.tasks.classes import class_names
 from vitrim.version import __version__
 

@@ -23,12 +23,15 @@ from vitrim.core.registry import ask, fitting, parse_method, reducible
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.data.dataset import CALIBRATED, calibrating
+from vitrim.engines.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.engines.engine import Eager, Engine, Opened, Run, compilation, engines_named, listed
 from vitrim.engines.formats.base import PRECISIONS
+from vitrim.engines.machine import drawing, environment, select_device
+from vitrim.engines.macs import count_macs
+from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.engines.program import Program
 from vitrim.errors import VitrimError, check_read, one_line_errors
 from vitrim.loading import MADE, ModelSpec
-from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
 from vitrim.measure.inputs import WHERE, DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
@@ -42,12 +45,10 @@ from vitrim.measure.latency import (
     time_interleaved,
     watched_machine,
 )
-from vitrim.measure.machine import drawing, environment, select_device
-from vitrim.measure.macs import count_macs
-from vitrim.measure.prefill import Prefill, Prompt, as_measured
-from vitrim.measure.records import DENSE, Row
+from vitrim.measure.records import Row
 from vitrim.measure.speed_report import SpeedReport
 from vitrim.measure.stopwatch import Stopwatch
+from vitrim.report import DENSE
 from vitrim.tasks import tasks
 
 SCORED = 256
@@ -388,7 +389,7 @@ def measure(
         A dense-prediction model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) has two rows each, with ``part``:
         the layers before its heads, compared with the same part of the dense model, and the entire model.
 
-        For a `vitrim.measure.prefill.Prefill`, rows also have ``text_tokens, prompt_images, image_tokens, new_tokens``
+        For a `vitrim.engines.prefill.Prefill`, rows also have ``text_tokens, prompt_images, image_tokens, new_tokens``
         of a prompt, ``kv_cache_bytes`` per prompt at the end, and ``parts_ms`` (`vitrim.measure.stopwatch.PARTS`,
         medians); images per second count all images of the prompts.
 

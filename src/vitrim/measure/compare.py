@@ -16,6 +16,7 @@ from vitrim.core.registry import ask, fitting
 from vitrim.data import spread
 from vitrim.data.dataset import calibrating
 from vitrim.engines.engine import Engine, engines_named, listed
+from vitrim.engines.machine import drawing, environment
 from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_errors
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.bench import Speeds, Tell, batch_sizes, check_alone, check_enough, check_methods, place_of
@@ -25,7 +26,6 @@ from vitrim.measure.evaluation import paired_probes, standard_probes
 from vitrim.measure.in_files import FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
 from vitrim.measure.inputs import SCORED, DataSpec, untrained_methods
 from vitrim.measure.latency import Budget
-from vitrim.measure.machine import drawing, environment
 from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.measure.scoring import SCORED_ON_ENGINES, score_on_engines

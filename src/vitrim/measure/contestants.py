@@ -18,10 +18,10 @@ from vitrim.core.checks import check_amounts
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_, refuse_reduced
 from vitrim.core.registry import ask, fitting, has_trunk, host_of, parse_method, supported_parts
+from vitrim.engines.copies import shared_copy, take_learned
+from vitrim.engines.macs import count_parts
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.measure.copies import shared_copy, take_learned
-from vitrim.measure.macs import count_parts
-from vitrim.measure.records import DENSE
+from vitrim.report import DENSE
 from vitrim.tasks.base import Task
 
 TOO_MUCH = "asks for more than"

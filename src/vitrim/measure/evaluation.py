@@ -18,17 +18,17 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask
 from vitrim.data import DataError
+from vitrim.engines.copies import apart
+from vitrim.engines.machine import drawing, environment, select_device
 from vitrim.errors import VitrimError, check_kinds, check_known, check_read, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
-from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
 from vitrim.measure.inputs import EMBEDDING, SCORED, DataSpec, task_name, untrained_methods
-from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (

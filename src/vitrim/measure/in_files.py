@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, parse_methods
+from vitrim.engines.macs import PARTS
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, Origin
 from vitrim.measure.contestants import Contestant, ModelOutput
-from vitrim.measure.macs import PARTS
 from vitrim.tasks.base import Task
 
 

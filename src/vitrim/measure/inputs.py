@@ -15,10 +15,10 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, input_size_of
 from vitrim.core.saving import saved_method
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
+from vitrim.engines.copies import reduced_copy
+from vitrim.engines.prefill import Prefill
 from vitrim.errors import VitrimError, check_kinds, check_whole, unknown
 from vitrim.loading import ModelSpec, as_trained
-from vitrim.measure.copies import reduced_copy
-from vitrim.measure.prefill import Prefill
 from vitrim.tasks import tasks
 
 EMBEDDING = "embedding"

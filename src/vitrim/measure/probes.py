@@ -18,8 +18,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from vitrim.engines.macs import PARTS, tidy
 from vitrim.measure.contestants import Contestant, ModelOutput
-from vitrim.measure.macs import PARTS, tidy
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 

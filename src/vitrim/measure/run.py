@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.data import DataError
+from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_folder, replaced, save_file
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.identity import digest_of, first_difference
-from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, Probe, State, joined, moved
 from vitrim.measure.records import Batch, Processes, Row, as_batches
 from vitrim.tasks.base import Task

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction, reduce_
+from vitrim.engines.copies import shared_copy, take_learned
 from vitrim.engines.engine import Engine, Run, compilation
 from vitrim.engines.program import Program
 from vitrim.measure.bench import in_dtype
 from vitrim.measure.contestants import Contestant
-from vitrim.measure.copies import shared_copy, take_learned
 from vitrim.measure.evaluation import paired_probes, standard_probes
 from vitrim.measure.in_files import in_batches
 from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
+from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
-from vitrim.measure.machine import drawing
 from vitrim.plots.charts import short
 from vitrim.plots.patches import draw_kept, groups_of, in_colour, overlay, sources_of
-from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
+from vitrim.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
 from vitrim.tasks import make_task
 
 LARGE = 224

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED
+from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput
-from vitrim.measure.machine import drawing
 from vitrim.plots.patches import Image, draw_kept, enlarged, groups_of, in_colour, sources_of
-from vitrim.plots.style import sheet
+from vitrim.style import sheet
 from vitrim.tasks.detection import SURE, Detection, in_stored_pixels
 from vitrim.tasks.segmentation import Segmentation
 from vitrim.tasks.transforms_dense import resized_to

@@ -22,21 +22,21 @@ from torch.utils.data import Subset
 from vitrim.core.method import MethodConfig
 from vitrim.data import spread
 from vitrim.data.dataset import CALIBRATED
+from vitrim.engines.copies import reduced_copy, shared_copy
 from vitrim.engines.engine import Eager, Engine, FileEngine
 from vitrim.engines.writing import FileSpec, export
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import RING
 from vitrim.measure.contestants import Contestant, contestants
-from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.evaluation_report import at_chance
 from vitrim.measure.in_files import FileModel
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss, TaskMetrics
-from vitrim.measure.records import DENSE, read
+from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.measure.scoring import OnEngine
-from vitrim.report import Pace
+from vitrim.report import DENSE, Pace
 from vitrim.tasks import Task
 from vitrim.tuning.cost import MacsCost, within
 from vitrim.tuning.proxy import DatasetImages, Part
