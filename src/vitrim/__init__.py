@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.engines.exported import Exported
     from vitrim.engines.prefill import Prompt
-    from vitrim.engines.writing import FileSpec, export
+    from vitrim.engines.writing import FileSpec
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
     from vitrim.loading import ModelSpec, create_model
     from vitrim.measure.bench import bench
     from vitrim.measure.compare import compare
     from vitrim.measure.evaluation import evaluate
+    from vitrim.measure.export import export
     from vitrim.measure.inputs import DataSpec, open_data
     from vitrim.measure.latency import Budget
     from vitrim.measure.profile import profile
@@ -150,7 +151,8 @@ _NAMES = {
     "vitrim.core.tokens": ("TokenState", "unmerge"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.engines.exported": ("Exported",),
-    "vitrim.engines.writing": ("FileSpec", "export"),
+    "vitrim.engines.writing": ("FileSpec",),
+    "vitrim.measure.export": ("export",),
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("ModelSpec", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),

@@ -290,7 +290,7 @@ def test_reduced_models_share_one_copy_of_the_parameters():
     model = classifier()
     evaluation = started(model, METHODS)
     own = {id(parameter) for parameter in model.parameters()}
-    held = {id(p) for contestant in evaluation.models for p in contestant.forward.parameters()}
+    held = {id(p) for contestant in evaluation.models for p in contestant.model.parameters()}
     assert len(held) == len(own)
     assert not held & own
 
@@ -324,7 +324,7 @@ def test_a_method_that_fails_leaves_no_half_counted_batch(monkeypatch):
     def fail(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(evaluation.models[2].forward, "forward", fail)
+    monkeypatch.setattr(evaluation.models[2].model, "forward", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         evaluation.update(batch(data()[1], 1))
     assert evaluation.rows() == rows

@@ -16,14 +16,15 @@ from vitrim.core.registry import ask, fitting
 from vitrim.data import spread
 from vitrim.data.dataset import calibrating
 from vitrim.engines.engine import Engine, engines_named, listed
+from vitrim.engines.exported import Exported
 from vitrim.engines.machine import drawing, environment
 from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_errors
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.bench import Speeds, Tell, batch_sizes, check_alone, check_enough, check_methods, place_of
 from vitrim.measure.comparison import Comparison
-from vitrim.measure.contestants import contestants
+from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.evaluation import paired_probes, standard_probes
-from vitrim.measure.in_files import FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
+from vitrim.measure.in_files import MethodsAndFiles, check_alike, file_words, parted
 from vitrim.measure.inputs import SCORED, DataSpec, untrained_methods
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Batch, Row, read
@@ -142,7 +143,7 @@ class _Contest:
 
     loaded: Loaded
     methods: Mapping[str, MethodConfig]
-    files: Mapping[str, FileModel]
+    files: Mapping[str, Exported]
     lower: Sequence[Engine]
     task: Task
     images: DataSpec
@@ -210,7 +211,7 @@ class _Contest:
         with one_line_errors(f"batch {self.batch_size}", kept=""):
             models = [
                 *contestants(model, list(self.methods.values()), task, dtype=torch.float32, learned=learned),
-                *(OnFile(file, task) for file in self.files.values()),
+                *(Contestant(file, task, name=name) for name, file in self.files.items()),
             ]
             measurement = Measurement(models, [*standard_probes(task), *paired_probes(task)], task, seed=seed)
             measurement.follow(self.batches(), progress)
@@ -227,7 +228,7 @@ class _Contest:
         own = self.files.get(row.method)
         if own is None:
             return row
-        return Row(row.method, {**row, "engine": own.file.engine, "precision": own.file.precision})
+        return Row(row.method, {**row, "engine": own.engine, "precision": own.precision})
 
     def files_note(self) -> list[str]:
         return [file_words(list(self.files.values()))] if self.files else []

@@ -304,7 +304,7 @@ class Tokens(Gauge):
         super().__init__({"tokens": self.sums})
 
     def start(self, contestant: Contestant) -> Gauge:
-        return Tokens(contestant.forward.num_blocks)
+        return Tokens(contestant.num_blocks)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         self.sums.update((*output.tokens_per_block, output.tokens_at_end), len(batch))

@@ -92,8 +92,7 @@ class Measurement:
         self.task = task
         self.processes = processes or Processes()
         self.seed = seed
-        like = next(self.models[0].forward.parameters())
-        self.device, self.dtype = like.device, like.dtype
+        self.device, self.dtype = models[0].like.device, models[0].like.dtype
         self.precision = precision or partial(torch.autocast, self.device.type, enabled=False)
         self.images = 0
         self.turns = 0

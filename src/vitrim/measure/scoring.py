@@ -10,43 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, get_reduction, reduce_
-from vitrim.engines.copies import shared_copy, take_learned
-from vitrim.engines.engine import Engine, Run, compilation
-from vitrim.engines.program import Program
+from vitrim.core.reduce import reduce_
+from vitrim.engines.copies import take_learned
+from vitrim.engines.engine import Engine, compilation
 from vitrim.measure.bench import in_dtype
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.evaluation import paired_probes, standard_probes
-from vitrim.measure.in_files import in_batches
 from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT
 from vitrim.measure.probes import MacsProbe, Tokens
 from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import Measurement
+from vitrim.report import DENSE
 from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
 """Tasks that can be scored on the output of a file."""
-
-
-class OnEngine(Contestant):
-    """A contestant whose predictions an engine computes.
-
-    Args:
-        model: dense or reduced, in the dtype of the engine.
-        run: runs batches of ``size``; larger batches are split, and the last one is padded.
-        size: B.
-    """
-
-    def __init__(
-        self, model: nn.Module, task: Task, reduction: Reduction | None, engine: Engine, run: Run, size: int
-    ) -> None:
-        shadow, program = shared_copy(model), Program(model)
-
-        def batch(images: Tensor) -> Tensor:
-            return program.tensor(run(images.to(engine.dtype))).float()
-
-        shadow.forward = lambda images: in_batches(batch, images, size)
-        super().__init__(shadow, task, reduction)
 
 
 def score_on_engines(
@@ -78,8 +56,7 @@ def score_on_engines(
     first = next(iter(batches())).images
     size = len(first)
     exact = Contestant(in_dtype(model, torch.float32), task)
-    device = next(exact.forward.parameters()).device
-    found: list[tuple[OnEngine, Engine]] = []
+    found: list[tuple[Contestant, Engine]] = []
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
         for engine in engines:
             for number, config in enumerate((None, *methods.values())):
@@ -92,9 +69,9 @@ def score_on_engines(
                     take_learned(reduce_(copied, config), learned)
                 place = Path(folder) / f"{number}-{engine.dtype}"
                 place.mkdir(exist_ok=True)
-                given = first[:at].to(device, engine.dtype)
-                run = engine.prepare(copied, given, place, calibration)
-                found.append((OnEngine(copied, task, get_reduction(copied), engine, run, at), engine))
+                runnable = engine.prepare(copied, first[:at], place, calibration)
+                name = DENSE if config is None else config.describe()
+                found.append((Contestant(runnable, task, name=name), engine))
         models = [exact, *(one for one, _ in found)]
         probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # in the fp32 rows
         measurement = Measurement(models, [*probes, *paired_probes(task)], task, seed=seed)

@@ -99,7 +99,7 @@ def rows_of(
     Raises:
         VitrimError: outputs that are not finite.
     """
-    like = next(models[0].forward.parameters())
+    like = next(models[0].model.parameters())
     images = image[None].to(like.device, like.dtype)
     rows, dense = [], None
     for model in models:
@@ -146,7 +146,7 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
             found[depth][places] = scores[0].double().cpu().numpy()
 
     with ExitStack() as hooks:
-        for block in host_of(model.forward.model).blocks(model.forward.model):
+        for block in host_of(model.model).blocks(model.model):
             if isinstance(block, ReducedBlock):
                 hooks.enter_context(block.reducer.register_forward_pre_hook(partial(record, block.depth)))
         yield found

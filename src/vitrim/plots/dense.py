@@ -374,7 +374,7 @@ def draw_comparison(
         VitrimError: see `check_drawable`; or outputs that are not finite.
     """
     check_drawable(task)
-    like = next(models[0].forward.parameters())
+    like = next(models[0].model.parameters())
     images, targets = task.collate([(shown.pixels, shown.target)])
     images, targets = images.to(like.device, like.dtype), targets.to(like.device)
     draw = _Drawing(task, shown)
@@ -458,6 +458,6 @@ class _Drawing:
 def _input_sizes(model: Contestant) -> Iterator[list[Size]]:
     """Record heights and widths of the model's inputs within the block."""
     sizes: list[Size] = []
-    module = model.forward.model
+    module = model.model
     with module.register_forward_pre_hook(lambda _, args: sizes.append((args[0].shape[-2], args[0].shape[-1]))):
         yield sizes

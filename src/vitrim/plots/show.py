@@ -197,7 +197,7 @@ def _classified(
         drawn, predicted = rows_of(models, image, names, seed=pictures.seed)
         figure = draw_show(pixels_of(dense, image), drawn, grid, dense=predicted, blocks=blocks, title=title)
         pictures.add(name, title, figure, {"dense": predicted, **{row.name: row.prediction for row in drawn}})
-    return pictures.report(models[0].forward, [model.name for model in models])
+    return pictures.report(models[0].model, [model.name for model in models])
 
 
 def _image_tokens(pictures: _Pictures, host: Prefill, configs: Sequence[MethodConfig], images: Pictured) -> Shown:
@@ -254,4 +254,4 @@ def _dense(
             title=f"{loaded.name}, {title}", seed=pictures.seed, notes=notes,
         )  # fmt: skip
         pictures.add(f"image_{place}", title, figure, notes)
-    return pictures.report(models[0].forward, [model.name for model in models])
+    return pictures.report(models[0].model, [model.name for model in models])

@@ -255,10 +255,9 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
         with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
 
             def ready(engine: Engine, model: nn.Module) -> Callable[[], object]:
-                given = [batch.to(engine.dtype) for batch in images]
-                made = engine.prepare(model, given[0], Path(mkdtemp(dir=folder)), torch.cat(given))
+                made = engine.prepare(model, images[0], Path(mkdtemp(dir=folder)), torch.cat(list(images)))
                 with torch.inference_mode():
-                    return in_turn(made, given)
+                    return in_turn(made.run, [made.given(batch) for batch in images])
 
             def times(calls: dict[str, Callable[[], object]]) -> dict[str, FloatArray]:
                 with torch.inference_mode():

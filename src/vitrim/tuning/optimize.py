@@ -397,7 +397,9 @@ def _publish(
     best = chosen or dense
     sentence = in_words(race, dense, chosen, score, facts["bound"].get("speedup"))
     rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
-    path = _copy_file(race.ready(best.config, best.engine).file.path, folder)
+    made = race.ready(best.config, best.engine)
+    assert isinstance(made, Exported)
+    path = _copy_file(made.path, folder)
     report = OptimizeReport(
         "optimize",
         {**facts, "sentence": sentence, "chosen": best.name, "engine": str(best.engine)},
