@@ -258,5 +258,5 @@ def test_int8_ranges_are_those_of_the_calibration(
     calibration = torch.arange(float(count))[:, None, None, None].expand(count, 3, 4, 6)
     made: Any = FileEngine(PT2, "int8").prepare(model(), timed, tmp_path, calibration)
     assert [(len(batch), float(batch[0].mean())) for batch in file.batches] == [(2, first) for first in expected]
-    assert wanted == [vitrim.FileSpec("pt2", batch=2, size=(4, 6)), None]
+    assert wanted == [vitrim.FileSpec("pt2", batch=2, size=(4, 6), name="VisionTransformer"), None]
     assert torch.equal(made.run(timed), torch.full((2, 3), 50.0))

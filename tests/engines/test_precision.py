@@ -31,6 +31,7 @@ from vitrim.engines.formats.base import DECISIONS, Array, unreported
 from vitrim.engines.parity import Parity
 from vitrim.engines.writing import _agreeing, _check_agreement, _made
 from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.measure import export as exporting
 from vitrim.measure.export import _of_dataset
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
@@ -415,16 +416,16 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
     seen: list[tuple[int, int]] = []
     made = writing._made
 
-    def watched(written: Exported, *given: Any, real: bool) -> Exported:
+    def watched(written: Exported, *given: Any, strict: bool) -> Exported:
         calibration, compared = given[-2:]
         same = (calibration[:, None] == compared[None]).flatten(2).all(2)
         assert not same.any()
-        assert real
+        assert strict
         seen.append((len(calibration), len(compared)))
         return made(written, *given, strict=False)  # noise may get any class
 
     monkeypatch.setattr(writing, "_made", watched)
-    monkeypatch.setattr(writing, "CALIBRATED", 16)
+    monkeypatch.setattr(exporting, "CALIBRATED", 16)
     given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 12}
     file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
     assert seen == [(16, 12)]
@@ -454,7 +455,7 @@ def test_images_to_calibrate_and_to_compare_on_are_spread_over_sorted_data(
 @pytest.mark.usefixtures("not_quantised")
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_noise(tmp_path / "images", 10)
-    monkeypatch.setattr(writing, "CALIBRATED", 8)
+    monkeypatch.setattr(exporting, "CALIBRATED", 8)
     given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.onnx", **given)
     assert file.metadata["parity"] == (
@@ -572,7 +573,7 @@ def test_a_file_that_few_images_cannot_judge_is_kept_and_says_so(
 @pytest.mark.usefixtures("not_quantised")
 def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_noise(tmp_path / "images", 10)
-    monkeypatch.setattr(writing, "CALIBRATED", 10)
+    monkeypatch.setattr(exporting, "CALIBRATED", 10)
     monkeypatch.setattr(writing, "AGREES", 1.01)
     given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not written: int8 is too coarse for it; same top-1 as"):

@@ -25,6 +25,8 @@ from vitrim.engines.formats.pt2 import compiler_lack
 from vitrim.engines.runnable import Module, Runnable
 from vitrim.engines.writing import FileSpec, Subject, write
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
+from vitrim.loading import ModelSpec
+from vitrim.tasks.classes import class_names
 
 COMPILED_VARIANTS = 1000
 
@@ -310,7 +312,8 @@ class FileEngine(Engine):
             height, width = images.shape[2:]
             reduction = get_reduction(model)
             follows = reduction is not None and reduction.config.is_adaptive()
-            wanted = FileSpec(self.kind.name, size, size=(height, width))
+            name, classes = ModelSpec(model).load().name, class_names(model)
+            wanted = FileSpec(self.kind.name, size, size=(height, width), name=name, classes=classes)
             subject = Subject.of(shared_copy(model), wanted, self.kind)
             file = write(subject, place, calibration if follows else None, real=True)
         if self.precision != "fp32":

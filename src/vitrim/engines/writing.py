@@ -29,7 +29,6 @@ from vitrim.engines.parity import highest_share
 from vitrim.engines.program import Program, trace
 from vitrim.errors import ReductionWarning, VitrimError, check_kinds, first_line
 from vitrim.files import json_text
-from vitrim.tasks.classes import class_names
 from vitrim.version import __version__
 
 GIGA = 1e9
@@ -354,14 +353,13 @@ def _describe(subject: Subject, compared: Tensor | None, real: bool) -> dict[str
         if field.name != "transform"
     }
     fields["resize"] = preprocessing.resize
-    classes = class_names(model) if wanted.classes is None else wanted.classes
     return {
         "vitrim": __version__,
         "torch": str(torch.__version__),
-        "model": wanted.name or ask(model).architecture(model),
+        "model": wanted.name,
         "method": "none" if reduction is None else reduction.config.describe(),
         "preprocessing": {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()},
-        "classes": None if classes is None else list(classes),
+        "classes": None if wanted.classes is None else list(wanted.classes),
         "tokens_per_block": per_block,
         "gmacs": statistics.fmean(macs) / GIGA,
         "gmacs_parts": {part: statistics.fmean(each.gmacs()[part] for each in counts) for part in counts[0].gmacs()},

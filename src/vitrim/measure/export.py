@@ -320,7 +320,7 @@ def _time(report: SpeedReport, file: Exported, subject: Subject, seed: int, tell
             images = torch.randn(size, *subject.shape, generator=torch.Generator().manual_seed(seed))
             rows = timing.measure(own.model, methods, images, learned=own.learned, files=files)
             facts = {"model": file.metadata["model"], "batch_size": size}
-            report.add([Row(row.method, {**facts, **row, "threads": torch.get_num_threads()}) for row in rows])
+            report.add([Row(row.method, {**facts, **row}) for row in rows])
 
 
 @contextmanager
