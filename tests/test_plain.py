@@ -26,7 +26,7 @@ from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Table
 from vitrim.style import encoded, sheet
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 NAMES = (
     r"$\badmacro$",
     "$x^$",

@@ -39,9 +39,9 @@ def test_numbers_of_a_file_that_follows_its_images_are_means_over_all_of_them() 
     model = tiny.HOSTS["vit"]()
     tiny.drop_last_block(model)
     vitrim.reduce_(model, "atm:alpha=0.9,beta=0.2,theta_min=0.1")
-    subject = writing.Subject.of(model, FileSpec(batch=1), ONNX)
+    draft = writing.Draft.of(model, FileSpec(batch=1), ONNX)
     some = images()[5:]  # of noise, of one value, and of both
-    known = writing._describe(subject, some, True)
+    known = writing._describe(draft, some, True)
     other = tiny.HOSTS["vit"]()
     tiny.drop_last_block(other)
     reduction = vitrim.reduce_(other, "atm:alpha=0.9,beta=0.2,theta_min=0.1", record=True)
@@ -68,8 +68,8 @@ def test_sides_are_height_and_width() -> None:
     model = timm.create_model("test_vit", **small, dynamic_img_size=True)
     assert writing._shape(model, (24, 32)) == (3, 24, 32)
     assert writing._shape(model, 32) == (3, 32, 32)
-    subject = writing.Subject.of(model, FileSpec(size=(24, 32), preprocess=True), ONNX)
-    assert (subject.layout, subject.preprocessing.size) == ((24, 32, 3), (24, 32))
+    draft = writing.Draft.of(model, FileSpec(size=(24, 32), preprocess=True), ONNX)
+    assert (draft.layout, draft.preprocessing.size) == ((24, 32, 3), (24, 32))
 
 
 # ---- agreement -------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_preprocessing_of_a_model_is_that_of_its_file() -> None:
             "input_size": (3, 24, 24), "crop_mode": mode, "crop_pct": 0.75, "interpolation": "bilinear",
             "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6),
         }  # fmt: skip
-        known = writing._describe(writing.Subject.of(model, FileSpec(), ONNX), None, False)
+        known = writing._describe(writing.Draft.of(model, FileSpec(), ONNX), None, False)
         told = file(lambda images: np.zeros((len(images), 5), np.float32), ("batch", 3, 24, 24), **known)
         expected = eval_transform(model)(Image.fromarray(pixels))
         torch.testing.assert_close(eval_transform(told)(Image.fromarray(pixels)), expected, atol=0, rtol=0)
@@ -277,8 +277,8 @@ def test_preprocessing_of_a_model_is_that_of_its_file() -> None:
 def test_the_dense_file_is_made_as_the_reduced_one_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[FileSpec] = []
 
-    def write(subject: writing.Subject, path: Path) -> Exported:
-        asked.append(subject.wanted)
+    def write(draft: writing.Draft, path: Path) -> Exported:
+        asked.append(draft.wanted)
         return file(lambda images: images, (4, 48, 64, 3), path)
 
     monkeypatch.setattr(exporting, "write", write)

@@ -251,7 +251,7 @@ def test_int8_ranges_are_those_of_the_calibration(
     """Batches of 2 of the images for it; those that are timed stand in where there are too few for one."""
     file, wanted = Written(), []
     monkeypatch.setattr(
-        engines, "write", lambda subject, path, compared, **how: wanted.extend((subject.wanted, compared)) or file
+        engines, "write", lambda draft, path, compared, **how: wanted.extend((draft.wanted, compared)) or file
     )
     monkeypatch.setattr(writing, "_shape", lambda model, size: (3, *size))
     timed = torch.full((2, 3, 4, 6), 50.0)

@@ -23,7 +23,7 @@ from vitrim.engines.formats import formats
 from vitrim.engines.formats.base import PRECISIONS, Format, as_array, check_quantiser
 from vitrim.engines.formats.pt2 import compiler_lack
 from vitrim.engines.runnable import Module, Runnable
-from vitrim.engines.writing import FileSpec, Subject, write
+from vitrim.engines.writing import Draft, FileSpec, write
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
 from vitrim.loading import ModelSpec
 from vitrim.tasks.classes import class_names
@@ -314,8 +314,8 @@ class FileEngine(Engine):
             follows = reduction is not None and reduction.config.is_adaptive()
             name, classes = ModelSpec(model).load().name, class_names(model)
             wanted = FileSpec(self.kind.name, size, size=(height, width), name=name, classes=classes)
-            subject = Subject.of(shared_copy(model), wanted, self.kind)
-            file = write(subject, place, calibration if follows else None, real=True)
+            draft = Draft.of(shared_copy(model), wanted, self.kind)
+            file = write(draft, place, calibration if follows else None, real=True)
         if self.precision != "fp32":
             made = place.with_stem(f"{place.stem}-{self.precision}")
             if made.exists():

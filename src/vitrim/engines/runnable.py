@@ -36,8 +36,8 @@ class Runnable(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What is known of the model without running it, as of an exported file: its MACs, and those of its dense self,
-        its tokens, its method."""
+        """All that is known of the model without running it, as of an exported file: its MACs, and those of its dense
+        self, its tokens, its method."""
 
     def given(self, images: Tensor) -> Any:
         """Normalised images (B, C, H, W) as `run` takes them: in another dtype, on another device, as bytes."""

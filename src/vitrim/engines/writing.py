@@ -95,7 +95,7 @@ class FileSpec:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Draft:
     """The model that `export` writes, and its images.
 
     Attributes:
@@ -111,7 +111,7 @@ class Subject:
     kind: type[Format]
 
     @classmethod
-    def of(cls, model: nn.Module, wanted: FileSpec, kind: type[Format]) -> Subject:
+    def of(cls, model: nn.Module, wanted: FileSpec, kind: type[Format]) -> Draft:
         shape = _shape(model, wanted.size)
         count = ask(model).num_classes(model)
         if wanted.classes is not None and count and len(wanted.classes) != count:
@@ -126,7 +126,7 @@ class Subject:
 
 
 def write(
-    subject: Subject,
+    draft: Draft,
     path: Path,
     compared: Tensor | None = None,
     calibration: Tensor | None = None,
@@ -147,34 +147,34 @@ def write(
     Raises:
         VitrimError: the model cannot be exported, or the file disagrees with it. An existing file is unchanged.
     """
-    wanted, tell = subject.wanted, tell or (lambda _: None)
-    facts = _describe(subject, compared, real)
+    wanted, tell = draft.wanted, tell or (lambda _: None)
+    facts = _describe(draft, compared, real)
     tell("exporting")
     with staged(path) as place:
-        written = _write(subject, facts, place)
+        written = _write(draft, facts, place)
         if compared is not None:
             tell("comparing")
-            written = _agreeing(written, path, subject.model, compared, strict=strict)
-        if wanted.precision in subject.kind.makes:
+            written = _agreeing(written, path, draft.model, compared, strict=strict)
+        if wanted.precision in draft.kind.makes:
             tell(f"making {wanted.precision}")
             written = _made(written, path, wanted.precision, calibration, compared, strict=strict)
         sidecar(place).write_text(json_text(dict(written.metadata), indent=2) + "\n", encoding="utf-8")
     return replace(written, path=path)
 
 
-def _write(subject: Subject, facts: dict[str, object], place: Path) -> Exported:
-    wanted, kind = subject.wanted, subject.kind
+def _write(draft: Draft, facts: dict[str, object], place: Path) -> Exported:
+    wanted, kind = draft.wanted, draft.kind
     weights = wanted.precision if wanted.precision in kind.casts else "fp32"
-    cast = subject.model if weights == "fp32" else copy.deepcopy(subject.model).to(PRECISIONS[weights])
-    module = Program(cast, subject.preprocessing if wanted.preprocess else None).eval()
+    cast = draft.model if weights == "fp32" else copy.deepcopy(draft.model).to(PRECISIONS[weights])
+    module = Program(cast, draft.preprocessing if wanted.preprocess else None).eval()
     dtype = "uint8" if wanted.preprocess else "float32"
     # two images: torch treats a batch of one as a constant
-    example = torch.zeros(wanted.batch or 2, *subject.layout, dtype=getattr(torch, dtype))
+    example = torch.zeros(wanted.batch or 2, *draft.layout, dtype=getattr(torch, dtype))
     program = trace(module, example, wanted.batch is None)
-    library = ask(subject.model)
-    output = "logits" if library.num_classes(subject.model) else "features"
+    library = ask(draft.model)
+    output = "logits" if library.num_classes(draft.model) else "features"
     embeds = output == "features" and program.graph.output_node().args[0][-1].meta["val"].ndim == 2
-    inputs = (wanted.batch or "batch", *subject.layout)
+    inputs = (wanted.batch or "batch", *draft.layout)
     known = {
         **facts,
         "input": {
@@ -183,7 +183,7 @@ def _write(subject: Subject, facts: dict[str, object], place: Path) -> Exported:
             "dtype": dtype,
             "layout": "NHWC, as read, 0 to 255" if wanted.preprocess else "NCHW, normalised",
         },
-        "output": {"name": output, **({"embedding": library.embedding_name(subject.model)} if embeds else {})},
+        "output": {"name": output, **({"embedding": library.embedding_name(draft.model)} if embeds else {})},
         "weights": weights,
         "precision": weights,
         "opset": wanted.opset,
@@ -294,12 +294,12 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
     return shape
 
 
-def random_batch(subject: Subject, count: int) -> Tensor:
+def random_batch(draft: Draft, count: int) -> Tensor:
     """Random images, as the file takes them."""
     generator = torch.Generator().manual_seed(0)
-    if subject.wanted.preprocess:
-        return torch.randint(256, (count, *subject.layout), generator=generator, dtype=torch.uint8)
-    return torch.randn(count, *subject.layout, generator=generator)
+    if draft.wanted.preprocess:
+        return torch.randint(256, (count, *draft.layout), generator=generator, dtype=torch.uint8)
+    return torch.randn(count, *draft.layout, generator=generator)
 
 
 def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
@@ -323,17 +323,17 @@ def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
 # ---- metadata --------------------------------------------------------------------------------------------------------
 
 
-def _describe(subject: Subject, compared: Tensor | None, real: bool) -> dict[str, Any]:
+def _describe(draft: Draft, compared: Tensor | None, real: bool) -> dict[str, Any]:
     """The metadata of a model in eval mode, without entries about the file.
 
     Where counts depend on the image, tokens and MACs are those of the images ``compared`` (``real`` or random), or of
     random ones: means and, of several, standard deviations.
     """
-    model, preprocessing, wanted = subject.model, subject.preprocessing, subject.wanted
-    images: Any = torch.zeros(1, *subject.shape)
+    model, preprocessing, wanted = draft.model, draft.preprocessing, draft.wanted
+    images: Any = torch.zeros(1, *draft.shape)
     counted_on: dict[str, Any] = {}
     if _follows(model):
-        images = random_batch(subject, wanted.batch or 1) if compared is None else compared[:CHECKED]
+        images = random_batch(draft, wanted.batch or 1) if compared is None else compared[:CHECKED]
         images = Program(model, preprocessing).normalised(images) if wanted.preprocess else images
         what = "images" if real else "random images"
         counted_on = {"counted_on": f"{len(images)} {what}"}

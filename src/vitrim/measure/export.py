@@ -26,7 +26,7 @@ from vitrim.engines.formats import format_named
 from vitrim.engines.formats.base import OPSETS, Format, check_quantiser
 from vitrim.engines.machine import drawing, environment
 from vitrim.engines.program import MAX_BATCH, as_read
-from vitrim.engines.writing import CHECKED, FileSpec, Subject, random_batch, write
+from vitrim.engines.writing import CHECKED, Draft, FileSpec, random_batch, write
 from vitrim.errors import VitrimError, check_known, check_read, check_whole
 from vitrim.files import as_path, check_file
 from vitrim.loading import MADE, ModelSpec
@@ -126,14 +126,14 @@ def export(
         reduced = _reduced(plain, config, learned, wanted.batch, bench)
         names = None if dataset is None else dataset.class_names
         classes = class_names(reduced, names) if wanted.classes is None else wanted.classes
-        subject = Subject.of(reduced, replace(wanted, name=wanted.name or loaded.name, classes=classes), kind)
-        check, calibration = _of_dataset(subject, dataset, check)
-        compared, real = _compared_on(subject, check), isinstance(check, Tensor)
+        draft = Draft.of(reduced, replace(wanted, name=wanted.name or loaded.name, classes=classes), kind)
+        check, calibration = _of_dataset(draft, dataset, check)
+        compared, real = _compared_on(draft, check), isinstance(check, Tensor)
         strict = dataset is not None
-        made = write(subject, path, compared, calibration, real=real, strict=strict, tell=tell)
+        made = write(draft, path, compared, calibration, real=real, strict=strict, tell=tell)
         report = _report(made, loaded.weights, seed)
         if bench:
-            _time(report, made, subject, seed, tell)
+            _time(report, made, draft, seed, tell)
     return replace(made, report=report)
 
 
@@ -252,40 +252,38 @@ def _reduced(
     return reduced
 
 
-def _of_dataset(
-    subject: Subject, dataset: ImageDataset | None, check: int | Tensor
-) -> tuple[int | Tensor, Tensor | None]:
+def _of_dataset(draft: Draft, dataset: ImageDataset | None, check: int | Tensor) -> tuple[int | Tensor, Tensor | None]:
     """Images to compare on, as many as ``check``, and others to calibrate int8, as the file takes them.
 
     ``check`` is unchanged if it is the images, if there is no dataset, or if none are compared.
     """
-    wanted = subject.wanted
+    wanted = draft.wanted
     if dataset is None or not isinstance(check, int) or (check <= 0 and wanted.precision != "int8"):
         return check, None
     own, compared = CALIBRATED if wanted.precision == "int8" else 0, max(check, wanted.batch or 1)
     count = min(compared + own, len(dataset))
     every: Tensor = next(iter(batches(dataset, count, limit=count)))[0]  # spread over the dataset
     if wanted.preprocess:
-        every = as_read(every, subject.preprocessing)
+        every = as_read(every, draft.preprocessing)
     chosen = np.zeros(len(every), dtype=bool)
     if own:  # of few images, as large a share
         chosen[calibrating(np.arange(len(every)), max(len(every) * own // (own + compared), 1))] = True
     return (every[~torch.from_numpy(chosen)] if check else 0), every[torch.from_numpy(chosen)]
 
 
-def _compared_on(subject: Subject, check: int | Tensor) -> Tensor | None:
+def _compared_on(draft: Draft, check: int | Tensor) -> Tensor | None:
     """The images of the comparison: those given, or random ones; None for no comparison."""
-    preprocess, fewest = subject.wanted.preprocess, subject.wanted.batch or 1
+    preprocess, fewest = draft.wanted.preprocess, draft.wanted.batch or 1
     if isinstance(check, Tensor):
         dtype = torch.uint8 if preprocess else torch.float32
-        if check.shape[1:] != subject.layout or check.dtype != dtype:
-            takes, given = (", ".join(map(str, sides)) for sides in (subject.layout, check.shape))
+        if check.shape[1:] != draft.layout or check.dtype != dtype:
+            takes, given = (", ".join(map(str, sides)) for sides in (draft.layout, check.shape))
             kinds = [str(kind).removeprefix("torch.") for kind in (dtype, check.dtype)]
             raise VitrimError(f"check holds images ({given}) {kinds[1]}, and the file takes (n, {takes}) {kinds[0]}")
         if len(check) < fewest:
             raise VitrimError(f"check holds {len(check)} images, too few for a file for batches of {fewest}")
         return check
-    return None if check == 0 else random_batch(subject, max(check, fewest))
+    return None if check == 0 else random_batch(draft, max(check, fewest))
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------
@@ -309,15 +307,15 @@ def _report(file: Exported, weights: str, seed: int) -> SpeedReport:
     return SpeedReport("export", everything, notes=notes, files=[file.path, sidecar(file.path)])
 
 
-def _time(report: SpeedReport, file: Exported, subject: Subject, seed: int, tell: Callable[[str], None]) -> None:
+def _time(report: SpeedReport, file: Exported, draft: Draft, seed: int, tell: Callable[[str], None]) -> None:
     """Add rows and tables to the report: eager and the file, dense and reduced."""
     method, sizes = file.metadata["method"], (1, 8) if file.batch is None else (file.batch,)
-    with apart(subject.model) as own, dense_file(own.model, file) as other:
+    with apart(draft.model) as own, dense_file(own.model, file) as other:
         methods = {} if own.method is None else {method: own.method}
         files = {DENSE: other} if own.method is None else {DENSE: other, method: file}
         for turn, size in enumerate(sizes, 1):
             tell(f"timing at batch {size}, {turn} of {len(sizes)}")
-            images = torch.randn(size, *subject.shape, generator=torch.Generator().manual_seed(seed))
+            images = torch.randn(size, *draft.shape, generator=torch.Generator().manual_seed(seed))
             rows = timing.measure(own.model, methods, images, learned=own.learned, files=files)
             facts = {"model": file.metadata["model"], "batch_size": size}
             report.add([Row(row.method, {**facts, **row}) for row in rows])
@@ -340,5 +338,5 @@ def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
             to=exported.format, batch=exported.batch, opset=known["opset"], precision=known["weights"],
             preprocess=in_graph, size=tuple(shape[1:3] if in_graph else shape[2:]),
         )  # fmt: skip
-        file = write(Subject.of(model, wanted, exported.kind), Path(folder) / f"dense{exported.kind.suffix}")
+        file = write(Draft.of(model, wanted, exported.kind), Path(folder) / f"dense{exported.kind.suffix}")
         yield replace(file, threads=exported.threads)

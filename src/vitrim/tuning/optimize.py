@@ -38,12 +38,12 @@ from vitrim.engines.machine import drawing, environment
 from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.measure.compare import SCORED_ON_ENGINES
 from vitrim.measure.evaluation_report import doubts
 from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
-from vitrim.measure.scoring import SCORED_ON_ENGINES
 from vitrim.measure.task_data import num_classes, open_task
 from vitrim.report import Report, Results
 from vitrim.tasks import Task, make_task
