@@ -27,7 +27,7 @@ import vitrim
 from script import Row, at_share, from_shell, table, write_json
 from vitrim.core.registry import methods
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.measure.macs import profile_of
+from vitrim.engines.macs import profile_of
 
 CUTS = (0.2, 0.35, 0.5, 0.65)
 SPEEDS = (1.1, 1.25, 1.5, 2.0)

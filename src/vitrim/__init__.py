@@ -41,16 +41,17 @@ if TYPE_CHECKING:
     from vitrim.core.selection import Selector
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.engines.exported import Exported
-    from vitrim.engines.writing import FileSpec, export
+    from vitrim.engines.prefill import Prompt
+    from vitrim.engines.writing import FileSpec
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
     from vitrim.loading import ModelSpec, create_model
     from vitrim.measure.bench import bench
     from vitrim.measure.compare import compare
     from vitrim.measure.evaluation import evaluate
+    from vitrim.measure.export import export
     from vitrim.measure.inputs import DataSpec, open_data
     from vitrim.measure.latency import Budget
-    from vitrim.measure.prefill import Prompt
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
     from vitrim.report import Report, Results
@@ -151,13 +152,14 @@ _NAMES = {
     "vitrim.core.tokens": ("TokenState", "unmerge"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.engines.exported": ("Exported",),
-    "vitrim.engines.writing": ("FileSpec", "export"),
+    "vitrim.engines.writing": ("FileSpec",),
+    "vitrim.measure.export": ("export",),
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("ModelSpec", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),
     "vitrim.measure.inputs": ("DataSpec", "open_data"),
     "vitrim.measure.latency": ("Budget",),
-    "vitrim.measure.prefill": ("Prompt",),
+    "vitrim.engines.prefill": ("Prompt",),
     "vitrim.measure.profile": ("profile",),
     "vitrim.plots.show": ("show",),
     "vitrim.report": ("Report", "Results"),

@@ -21,7 +21,7 @@ from vitrim.core.block import Idle
 from vitrim.core.registry import methods
 from vitrim.core.schedule import Amount, Remove
 from vitrim.core.tokens import STAMP, TokenState
-from vitrim.measure.memory import peak_memory_mib
+from vitrim.engines.memory import peak_memory_mib
 
 METHODS = [config for config in tiny.configs() if config.name in ("tome", "topk", "evit", "atm")]
 every_method = pytest.mark.parametrize("config", METHODS, ids=lambda config: config.describe())

@@ -19,8 +19,8 @@ import tiny
 import vitrim
 from tiny_hosts.common import seeded
 from tiny_vlms import VLMS
-from vitrim.measure import macs
-from vitrim.measure.macs import profile_of
+from vitrim.engines import macs
+from vitrim.engines.macs import profile_of
 
 EVERY = {**tiny.HOSTS, **tiny.FURTHER}
 

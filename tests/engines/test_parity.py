@@ -22,7 +22,8 @@ from vitrim.core.registry import methods
 from vitrim.engines import Exported, check
 from vitrim.engines.formats import formats
 from vitrim.engines.formats.base import DTYPES
-from vitrim.engines.program import _of_torch, as_read, highest_share
+from vitrim.engines.parity import _of_torch, highest_share
+from vitrim.engines.program import as_read
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 FIXED = [

@@ -12,7 +12,7 @@ import vitrim
 from vitrim.core.attention import Attention
 from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method
-from vitrim.measure.macs import count_macs
+from vitrim.engines.macs import count_macs
 from vitrim.methods.diffrate import KeptShare, learned
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import found

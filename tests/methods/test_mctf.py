@@ -23,7 +23,7 @@ from vitrim.core.attention import Attention, KnownMap
 from vitrim.core.matching import match
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import Fuse
-from vitrim.measure.macs import profile_of
+from vitrim.engines.macs import profile_of
 from vitrim.methods.mctf import fuse_map
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of

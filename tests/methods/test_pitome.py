@@ -12,7 +12,7 @@ import tiny
 import vitrim
 from vitrim.core.attention import MAP_BYTES, Attention
 from vitrim.core.plan import Layer
-from vitrim.measure.memory import peak_memory_mib
+from vitrim.engines.memory import peak_memory_mib
 
 CASES: list[tuple[str, vitrim.MethodConfig]] = [
     ("merging/pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),

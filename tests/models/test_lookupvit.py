@@ -14,8 +14,8 @@ import golden_models
 from full_matrix import cells
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
+from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import profile_of
 from vitrim.models import lookupvit
 from vitrim.models.lookupvit import (
     LookupBase,

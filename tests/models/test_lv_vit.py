@@ -16,7 +16,7 @@ import golden_models as golden
 import tiny
 import vitrim
 import vitrim.models
-from vitrim.measure.macs import count_macs
+from vitrim.engines.macs import count_macs
 from vitrim.models.lv_vit import Box, DenseLogits, LVViT, checkpoint_filter_fn, objective, sample_box, swap_box
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import tiny
 import vitrim.models
+from vitrim.engines.macs import count_macs
+from vitrim.engines.memory import peak_memory_mib
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import count_macs
-from vitrim.measure.memory import peak_memory_mib
 from vitrim.models.rev_vit import RevViT, checkpoint_filter_fn
 from vitrim.models.reversible import reversible
 

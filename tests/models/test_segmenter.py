@@ -16,8 +16,8 @@ from torch import Tensor
 import tiny
 import vitrim
 from dense_models import CLASSES, segmenter
+from vitrim.engines.macs import count_macs
 from vitrim.loading import create_model
-from vitrim.measure.macs import count_macs
 from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
 
 RELEASED = (

@@ -15,7 +15,7 @@ import tiny
 import vitrim
 import vitrim.models
 from tiny_hosts.vitrim_t2t import SPLITS
-from vitrim.measure.macs import count_macs
+from vitrim.engines.macs import count_macs
 from vitrim.models.t2t_vit import T2TViT, TokensToToken, checkpoint_filter_fn, sinusoid_table
 
 NAMES = ["t2tvit_transformer", "t2tvit_performer"]

@@ -18,8 +18,8 @@ from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.core.registry import ask
 from vitrim.data import eval_transform
+from vitrim.engines.macs import count_macs, profile_of
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import count_macs, profile_of
 from vitrim.models import vittm, vittm_mae
 from vitrim.models.common import resample_positions
 from vitrim.models.segmenter import LinearDecoder, Segmenter

@@ -25,8 +25,8 @@ from vitrim.files import check_folder
 from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.evaluation import DTYPES
 from vitrim.measure.inputs import SCORED, DataSpec
-from vitrim.plots.style import FORMATS
 from vitrim.report import Report, Results
+from vitrim.style import FORMATS
 
 PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
 """Import names of the packages that the metrics and the report need."""

@@ -72,7 +72,7 @@ class _Tap:
     """The class token after every block of the last forward, if the model has one."""
 
     def __init__(self, contestant: Contestant) -> None:
-        model = contestant.forward.model
+        model = contestant.model
         trunk = find_host(model) if has_trunk(model) else None
         host = able_host(model) if contestant.reduction is None else trunk
         self.facts = None if host is None else host.facts(model)  # None: the model cannot be reduced

@@ -83,7 +83,7 @@ def list_(
         out.print(_table("Modules of timm's models", MODULES, refused))
     for line in listed.footnotes(rows):
         output.print(textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False))
-    from vitrim.measure.machine import environment
+    from vitrim.engines.machine import environment
 
     record = {"rows": rows, **({"modules": refused} if every else {})}
     output.write("list", kind=kind, environment=environment(), **record)

@@ -665,7 +665,7 @@ def access(name: str, root: str = "model") -> str:
 class Exchange(nn.Module):
     """Marks modules that exchange information between two streams of tokens: ViTTM's heads, LookupViT's attention.
 
-    The MAC counter (`vitrim.measure.macs`) lists products inside their ``forward`` separately: published figures count
+    The MAC counter (`vitrim.engines.macs`) lists products inside their ``forward`` separately: published figures count
     them even where they leave out the blocks' self-attention.
 
     Example:

@@ -1,7 +1,7 @@
 """Tokens at every block of a reduced model, and the multiply-accumulates (MACs) saved: the numbers a handle prints.
 
 Tokens are planned, or counted as forwards record them. MACs are estimated from the sizes of the weights, without
-running anything; `vitrim.measure.macs` counts a forward.
+running anything; `vitrim.engines.macs` counts a forward.
 """
 
 from __future__ import annotations

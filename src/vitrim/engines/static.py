@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import host_of, parse_method
+from vitrim.engines.copies import shared_copy, take_learned
 from vitrim.errors import VitrimError
-from vitrim.measure.copies import shared_copy, take_learned
 
 MULTIPLE = 8
 """Slots, prefix included, are a multiple of this: matrix units prefer such row counts."""

@@ -16,9 +16,6 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.data import DataError, spread
 from vitrim.errors import MissingPackageError
 
-DENSE = "dense"
-"""Method of the unreduced model's row."""
-
 
 @dataclass(frozen=True)
 class Batch:

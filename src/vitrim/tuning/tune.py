@@ -21,13 +21,13 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.engines.engine import engines_named
+from vitrim.engines.machine import environment, select_device
 from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.identity import identity
 from vitrim.measure.inputs import SCORED, DataSpec
-from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
 from vitrim.measure.task_data import open_task

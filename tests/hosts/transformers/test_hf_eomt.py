@@ -27,8 +27,8 @@ from cli_runs import runner
 from tiny_hosts.transformers_eomt import SIZES
 from tiny_hosts.transformers_vit import hf
 from vitrim.core.registry import ask, host_of
+from vitrim.engines.macs import count_macs
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import count_macs
 
 CLASSES: dict[str, tuple[Any, Any]] = {
     "dinov2": (EomtForUniversalSegmentation, EomtConfig),

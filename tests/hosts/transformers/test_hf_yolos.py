@@ -18,7 +18,7 @@ import vitrim
 from tiny_hosts.transformers_vit import hf
 from tiny_hosts.transformers_yolos import SIZES
 from vitrim.core.registry import ask, host_of
-from vitrim.measure.macs import count_macs
+from vitrim.engines.macs import count_macs
 
 MID = {"with": True, "without": False}
 """Tables of positions that are added between the blocks."""

@@ -16,12 +16,12 @@ import vitrim
 from dense_models import CLASSES, segmenter
 from full_matrix import cells
 from vitrim.core.registry import ask, host_of
+from vitrim.engines.macs import count_macs, profile_of
 from vitrim.hosts.vitrim.dense import DenseHost
 from vitrim.loading import create_model
 from vitrim.measure.bench import measure
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import count_macs, profile_of
 from vitrim.models.vitdet import Detector
 from vitrim.training.build import starting_model
 from vitrim.training.recipe import Recipe

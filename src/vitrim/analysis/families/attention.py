@@ -20,8 +20,8 @@ from vitrim.core.tokens import TokenState
 from vitrim.measure.contestants import Contestant
 from vitrim.plots.charts import short
 from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
-from vitrim.plots.style import TEXT
 from vitrim.report import Table
+from vitrim.style import TEXT
 
 IMAGES = 32
 COLUMNS = ("method", "block", "images", *columns_of("mean_absolute"), *columns_of("kl_nats"))

@@ -24,8 +24,8 @@ from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import BOUND, SMALL, TEXT, panels
 from vitrim.report import Table
+from vitrim.style import BOUND, SMALL, TEXT, panels
 
 Floats = NDArray[np.float64]
 

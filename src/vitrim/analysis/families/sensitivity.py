@@ -12,8 +12,8 @@ from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, MacsProbe, TaskMetrics
 from vitrim.measure.records import Batch
-from vitrim.plots.style import TEXT
 from vitrim.report import Table
+from vitrim.style import TEXT
 
 IMAGES = 8192
 LARGEST = 1024

@@ -17,8 +17,8 @@ from vitrim.core.saving import read_reduction
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import colour_bar, short
-from vitrim.plots.style import SMALL, panels
 from vitrim.report import Table
+from vitrim.style import SMALL, panels
 
 POINTS = 5000
 PERPLEXITY = 30

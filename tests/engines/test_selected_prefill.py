@@ -18,10 +18,10 @@ from tiny_other_vlms import OTHERS
 from tiny_vlms import IMAGE, VLMS
 from vitrim.cli import app
 from vitrim.core.registry import selectors
+from vitrim.engines.copies import reduced_copy
+from vitrim.engines.prefill import Prefill
 from vitrim.hosts.transformers import vlm_prompt
 from vitrim.measure import stopwatch
-from vitrim.measure.copies import reduced_copy
-from vitrim.measure.prefill import Prefill
 from vitrim.selectors.fastervlm import FasterVLM
 
 
