@@ -66,7 +66,9 @@ class ATC(StagedConfig):
     )
 
     linkage: Linkage = Field(
-        "average", description="distance of clusters: of their closest members, the farthest, or the mean"
+        "average",
+        description="distance of two clusters: that of their closest members, of their farthest, or the mean over all"
+        " pairs",
     )
     r: Count | tuple[Count, ...] | None = Field(
         None, description="instead of keep_rate: patches removed per block, or a list from the first block on"

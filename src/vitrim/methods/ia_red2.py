@@ -72,7 +72,8 @@ class IARED2(Adaptive):
     stage: int | None = Field(
         None,
         ge=0,
-        description="curriculum: the group whose interpreter is trained, 0-based; later ones keep all patches",
+        description="curriculum: the group whose interpreter is trained, 0-based; earlier ones decide as in "
+        "evaluation, later ones keep all patches",
     )
 
     def stages(self, num_layers: int) -> tuple[int, ...]:

@@ -79,7 +79,9 @@ class MCTF(MethodConfig):
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
-        16, description="tokens fused per block, or below 1 the fraction of patches fused; or a list with one per block"
+        16,
+        description="tokens fused per block, or below 1 the fraction of the current patches, rounded down; or a list "
+        "with one per block",
     )
     blocks: tuple[int, ...] | None = Field(None, description="where to fuse, 0-based; default all but the first")
     tau_sim: float = Field(1.0, ge=0.0, le=10.0, description="exponent of similarity; 0: off")

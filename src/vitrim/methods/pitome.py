@@ -62,7 +62,9 @@ class PiToMe(StagedConfig):
         0.75, ge=-1.0, le=1.0, description="cosine above which two tokens are alike, in block 0; falls to 0 with depth"
     )
     protect: Literal["late", "early", "always"] = Field(
-        "late", description="which half of the blocks protects tokens of low energy (early: published for MAE)"
+        "late",
+        description="blocks that protect tokens of low energy: the late half (published for DeiT), the early half "
+        "(for MAE), or all",
     )
 
     def default_stages(self, num_layers: int) -> tuple[int, ...]:

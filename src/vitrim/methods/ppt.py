@@ -61,7 +61,9 @@ class PPT(MethodConfig):
         7e-5, ge=0.0, description="variance of the scores below which an image is pooled; 0: always prune"
     )
     spread: float | None = Field(
-        None, ge=0.0, description="instead of threshold: a multiple of 1 / P^2 for P patches, for images of any size"
+        None,
+        ge=0.0,
+        description="instead of threshold: a multiple of 1 / P^2 for P current patches, for images of any size",
     )
     score: Score = Field(
         "class_token",

@@ -65,7 +65,8 @@ class SAINT(Adaptive):
     )
 
     threshold: Cosine | tuple[Cosine, ...] = Field(
-        0.75, description="least cosine of similar patches, or a list from the first block on"
+        0.75,
+        description="least cosine of similar patches, or a list from the first block on; 1: the block drops nothing",
     )
     blocks: tuple[int, ...] | None = Field(
         None, description="where to drop, 0-based; default the first half, or as many as a list has"

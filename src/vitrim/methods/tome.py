@@ -50,7 +50,10 @@ class ToMe(MethodConfig):
         8, description="tokens merged per block, or a list from the first block on (0 after its end)"
     )
     inflect: float = Field(
-        0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing"
+        0.0,
+        ge=-1.0,
+        le=1.0,
+        description="with one r: -1 goes linearly from 2r down to 0 over the blocks, 1 from 0 up to 2r",
     )
     per: int | None = Field(
         None,

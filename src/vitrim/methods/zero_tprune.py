@@ -79,7 +79,12 @@ class ZeroTPrune(MethodConfig):
     )
     keep_rate: Share | tuple[Share, ...] = Field(0.8, description="share of the others kept, for all or for each block")
     blocks: tuple[int, ...] | None = Field(None, description="acts after these, 0-based; default a quarter apart")
-    iterations: int | None = Field(None, ge=1, le=1000, description="of PageRank; default 30, 5 or 1 by depth")
+    iterations: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="of PageRank; default 30 in the first quarter of the depth, 1 in the last, 5 between",
+    )
     boost_class_token: bool = Field(True, description="start the class token, where there is one, sqrt(N) times higher")
     variance_range: tuple[float, float] = Field(
         (0.01, 0.7), description="heads with score variance outside are ignored"
