@@ -53,7 +53,7 @@ SOURCES = {
     "P": ".*in the PiToMe repository",
     "R": ".*independent|none - one reading",
 }
-"""What `source` of tests/golden/index.json says of the vectors behind a letter of the list of methods."""
+"""Patterns of `source` in tests/golden/index.json, for each letter of the list of methods."""
 VECTORS = {
     **dict.fromkeys(("l1", "l2", "linf"), ("heuristic",)),
     "dpc_knn": ("dpcknn",),
@@ -62,7 +62,7 @@ VECTORS = {
     "zero_tprune": ("zero_tprune units",),
     "dynamicvit": ("dynamicvit", "dyvit"),
 }
-"""What the index calls a method, where it is another name."""
+"""Names of methods in that index, where they differ."""
 ROOMS = (
     *("core", "methods", "hosts", "models", "data", "tasks", "measure", "plots", "training", "engines"),
     *("analysis", "tuning", "app"),
