@@ -386,6 +386,8 @@ def measures_page() -> str:
 
 def write_untracked() -> None:
     """Write docs/reference, docs/api, docs/changelog.md and docs/design/measures.md."""
+    # repositories that are no packages: their families are in the table of hosts, too
+    sys.path.append(str(DOCS.parent / "tests" / "recreated"))
     (DOCS / "design" / "measures.md").write_text(measures_page(), encoding="utf-8")
     reference = {name: "\n".join(lines()) for name, lines in REFERENCE.items()}
     for folder, made in (("api", api_pages()), ("reference", reference)):
@@ -406,7 +408,5 @@ def write_methods() -> None:
 
 
 if __name__ == "__main__":
-    # repositories that are no packages: their families are in the table, too
-    sys.path.append(str(DOCS.parent / "tests" / "recreated"))
     write_methods()
     write_untracked()
