@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import vitrim
 from vitrim.cli import COMMANDS, app, listing
 from vitrim.core.host import Host
-from vitrim.core.method import MethodConfig
+from vitrim.core.method import MethodConfig, StagedConfig
 from vitrim.core.options import Options
 from vitrim.core.plan import Purpose
 from vitrim.core.registry import hosts, methods, selectors, vision_languages
@@ -45,8 +45,6 @@ KINDS = {
     "mixed": "Prunes and merges",
     "soft": "Mixes all tokens into every new one",
 }
-EXPLAINED = ("rule", "score")
-"""Options of several methods, whose values a section of the list of methods explains."""
 SOURCES = {
     "A": r"(?!.*(none|independent|TokenReduction|as re-implemented|in the PiToMe))",
     "S": ".*TokenReduction",
@@ -111,7 +109,7 @@ def _properties(config: type[MethodConfig]) -> Iterator[str]:
     yield "How many tokens it leaves " + ("depends on the image." if config().is_adaptive() else "is fixed.")
     if config.tunable is not None:
         per_block = ", per block too" if config.tunable.per_layer else ""
-        yield f"`vitrim tune` searches for `{config.tunable.option}`{per_block}."
+        yield f"Searches move `{config.tunable.option}`{per_block}."
     if config.runtime:
         changing = ", ".join(f"`{field}`" for field in config.model_fields if field in config.runtime)
         yield f"`reduction.set` changes {changing}."
@@ -124,16 +122,21 @@ def _properties(config: type[MethodConfig]) -> Iterator[str]:
 def options_list(config: type[Options], base: type[Options]) -> str:
     """The options that ``base`` has not, or has with another default; nothing if there are none."""
     schema = config.model_json_schema()["properties"]
-    lines = []
+    lines, staged = [], []
     for field, info in config.model_fields.items():
         if field in base.model_fields and info.default == base.model_fields[field].default:
             continue
-        text = f"* `{field}` = {_default(info.default)}"
-        if field in EXPLAINED:
-            lines.append(f"{text}, see [{field}s](README.md#{field}s)")
+        text = f"`{field}` = {_default(info.default)}"
+        shared = StagedConfig.model_fields.get(field)
+        if shared and info.description == shared.description:
+            staged.append(text)
+        elif field == "score":
+            lines.append(f"* {text}: see [scores](README.md#scores)")
         else:
             values = _values(schema[field], info.default)
-            lines.append(wrapped(f"{text}{values and f' ({values})'}: {info.description}", "  "))
+            lines.append(wrapped(f"* {text}{values and f' ({values})'}: {info.description}", "  "))
+    if staged:
+        lines.insert(0, f"* {', '.join(staged)}: see [stages](README.md#stages)")
     return "\n".join(lines)
 
 
