@@ -70,4 +70,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-pins .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md
+	rm -rf $(VENV) .venv-oldest .venv-pins .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/reference docs/changelog.md docs/design/measures.md

@@ -61,7 +61,7 @@ def reduce_(
             Optional with ``select``.
         record: keep the state after every block of the last forward (``reduction.states``).
         compact: give the language model of the vision-language ``model`` only the remaining tokens. Prompts follow, in
-            ``model(...)`` and ``model.generate(...)``. See docs/hosts.md.
+            ``model(...)`` and ``model.generate(...)``. See docs/selection.md.
         select: a selector of image tokens, ``"divprune:tokens=64"``, which chooses those that the language model of the
             vision-language ``model`` gets. Implies ``compact``. See docs/selection.md.
 

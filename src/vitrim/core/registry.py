@@ -271,7 +271,7 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
         )
     raise UnsupportedModelError(
         f"compact=True is for vision-language models, and {type(model).__name__} is none that is known: see 'Fewer "
-        "image tokens for a language model' in docs/hosts.md"
+        "image tokens for a language model' in docs/selection.md"
     )
 
 

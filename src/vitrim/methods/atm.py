@@ -48,32 +48,7 @@ def least_alternate(current: int) -> int:
 class ATM(Adaptive):
     """Merge the pairs whose keys are more similar than a threshold that falls with depth (section 3 of the paper).
 
-    Layer l = 1..L merges between attention and MLP the pairs with cosine above (Eq. 1)
-
-        theta_l = max(alpha - (exp(beta (l - 1)) - 1), theta_min).
-
-    Layers up to the splitting layer l_s pair even with odd places, as ToMe does. Later layers sort the patches by size
-    and pair the smaller half with the larger, so that two large tokens never merge (Theorem 1: the error of merging
-    sizes n_i, n_j at cosine distance d is 1 to 2 times n_i n_j / (n_i + n_j) d). The last layer computes only the class
-    token, where the head reads nothing else. Merged tokens are size-weighted means, and attention adds log(size).
-
-    ``granularity="batch"`` is the paper's rule: r is the number of pairs above the threshold, averaged over the batch,
-    and every image merges its r most similar pairs, so a prediction depends on the image's batch mates.
-    ``granularity="image"`` goes beyond the paper: each image merges exactly its own pairs above the threshold. Images
-    then keep different numbers of tokens, padded and masked, and every prediction equals that of the image alone.
-
-    Where the paper is silent: keys are averaged over heads; r is rounded down; prefix tokens neither move nor receive,
-    and count as sources when the sorted tokens are halved; the sort is stable by position; cosines are clamped to 1, so
-    that ``alpha=1`` merges nothing in layer 1. MAE models need ``proportional=False``. The defaults are those of DeiT-S
-    at 3.23 GFLOPs (Table A2).
-
-    Each layer reads a count back from the device, so the method compiles with graph breaks only, and is exported for
-    single images only. Two options make it exportable for larger batches:
-
-    * ``r``: merges per layer, in every image, by the same matching, without thresholds.
-    * ``capacity``: slots for patches after every layer. Every image merges its own pairs above the threshold, as with
-      ``granularity="image"``, and leaves slots empty; an image that needs more slots also merges its next most similar
-      pairs. A layer always has slots for its destinations.
+    Formulas and deviations are in docs/methods/atm.md.
 
     Example:
         >>> [round(theta, 3) for theta in ATM().thresholds(12)[:4]]

@@ -25,29 +25,7 @@ Graph = Literal["mixed", "spatial", "semantic"]
 class GTP(MethodConfig):
     """Remove the tokens that regenerate least and are broadcast least, and give their content to their neighbours.
 
-    In every block, between attention and MLP, ``num_prop`` patches go: those with the lowest (default ``selection``)
-
-        max_h A_jj * max_h sum_i A_ij,
-
-    A this block's attention over all tokens. A graph G of the patches is made once, from the tokens that enter the
-    first block: ``spatial`` joins the 8 neighbours on the grid, ``semantic`` each patch with its ``num_neighbours`` of
-    highest cosine (not symmetric; ties all count), ``mixed`` both; W = D^-1/2 G D^-1/2 with the row sums D of G. Then
-
-        x_kept += alpha W[kept, removed] x_removed,      W <- W[kept, kept],
-
-    and W is not normalised again. With ``token_scale`` each token has a scale t, 1 at first, that gains alpha W t in
-    the same way, and attention adds log(t) to the logits of its key. t does not sum to the number of patches and is
-    separate from `TokenState.size`. Prefix tokens never move and have t = 1. Kept patches come in descending order of
-    score.
-
-    ``sparsity`` < 1 keeps, per image and head, that share of the attention map and sets smaller probabilities to 0,
-    without normalising again, for attention and selection.
-
-    Blocks that remove tokens compute the attention map. Counts are fixed.
-
-    Deviations: ``num_prop=0`` in a block removes nothing, where the published code keeps only the class token;
-    ``propagation="none"`` ignores ``token_scale``, where the published code fails; its "Mean" mode, which adds a token
-    in every block, is missing.
+    Formulas and deviations are in docs/methods/gtp.md.
 
     Example:
         >>> GTP(num_prop=8).counts(196, 12)[-1]

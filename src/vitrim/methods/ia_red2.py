@@ -28,26 +28,12 @@ LOG_PROBABILITY = "log_probability"
 class IARED2(Adaptive):
     """Drop the patches whose learned informative score is below 1/2, before each of three groups of blocks.
 
-    The interpreter of a group holds a policy token p (C) and scores the patches x_j that enter the group:
-
-        I_j = mean over heads h of sigmoid(<W_h x_j, V_h p> / sqrt(d) + b_h).
-
-    Evaluation drops patches with I_j < ``threshold`` for the rest of the network; the best one always stays. So images
-    keep different numbers of patches; they are padded to the longest of the batch and masked (compiled: masked only).
-    Prefix tokens are never scored. Acts before the block.
-
     Training removes nothing. A patch draws to stay with probability I_j, and is masked from there on if it does not.
     The share of the P patches that stays is reported as ``reduction.aux("kept")``, (B,) per group, in evaluation too,
     and the log probability of the draws as ``reduction.aux("log_probability")``, (B,). The loss is REINFORCE with the
     evaluation forward as baseline, see `objective`. No gradient flows from the interpreters into the tokens.
 
-    The paper trains one group after the other: ``stage=0``, then 1, then 2 through ``reduction.set(stage=...)``. Groups
-    before the stage decide as in evaluation, that of the stage draws, later ones keep all patches.
-
-    Not training-free: untrained interpreters choose at random. The authors published no code; the division by sqrt(d)
-    and the bias per head are our reading. W_h and p fold to one vector per head, so a score costs H products of length
-    C. ``threshold=0`` removes nothing. With ``r`` every group drops that many patches of every image, those with the
-    lowest scores, without a threshold: fixed counts, for inference and export.
+    Formulas and deviations are in docs/methods/ia_red2.md.
 
     Example:
         >>> IARED2().stages(12)
@@ -69,7 +55,8 @@ class IARED2(Adaptive):
     stage: int | None = Field(
         None,
         ge=0,
-        description="curriculum: the group whose interpreter is trained, 0-based; later ones keep all patches",
+        description="curriculum: the group whose interpreter is trained, 0-based; earlier ones decide as in "
+        "evaluation, later ones keep all patches",
     )
 
     def stages(self, num_layers: int) -> tuple[int, ...]:

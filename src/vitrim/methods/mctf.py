@@ -33,38 +33,7 @@ from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 class MCTF(MethodConfig):
     """Fuse tokens by several criteria, before attention in every block but the first, with one-step-ahead attention.
 
-    With x_i the tokens entering the block (not normed), a_i the attention token i receives in this block (mean over
-    heads and queries) and s_i its size, two tokens attract each other by
-
-        W_ij = ((cos(x_i, x_j) + 1) / 2)^tau_sim (1 / (a_i a_j))^tau_info (1 / (s_i s_j))^tau_size:
-
-    similar, unattended and small tokens the most. The sets are even and odd places. Bidirectional: of the r fusions of
-    a block, floor(r/2) go from even to odd places, then the rest from odd places to the remaining even ones, with the
-    same W; a token that received may move on with its group. A group becomes its mean weighted by a_i s_i
-    (``pooling``).
-
-    ``attention`` selects what the fused tokens get. ``"one_step_ahead"``: the attention of the tokens before fusion,
-    query rows pooled like the tokens and key columns summed, times values projected from the fused tokens.
-    ``"precise"``: new attention among the fused tokens, with their sizes. ``"after"``: fusion at the end of the block.
-    The last two are ablations of the paper.
-
-    Fusing the map equals ordinary attention on the fused values copied back to their places, with its output rows
-    pooled. So ``attention_map="recomputed"`` never holds a B x H x N x N map; ``"shared"`` is the published procedure.
-    The results are equal.
-
-    Rounding: a fraction ``r`` of the current patches is rounded down; a block fuses at most half of its patches. The
-    order is the published one, which decides the pairs of the next block: even places in order, then odd ones by
-    descending attraction in the second phase. No gradient flows through W, the a_i or the weights.
-
-    Prefix tokens never move and never receive, which is the published rule for a class token; the published code
-    supports no others. Their a_i and s_i only enter the normalisation.
-
-    Deviations: ``min_patches`` is the published floor of 10 tokens, class token included, counted in patches; it holds
-    for fractions too, where the published code has no floor (``min_patches=1``). With fewer tokens on entry nothing is
-    fused, where the published code fails. a_i = 0 is clamped instead of giving NaN. The supplement's sentence on the
-    temperatures swaps information and similarity; its table and the code agree with our defaults. ``tau`` is the
-    exponent itself (the code stores 1 / tau); 0 switches a criterion off. Attention dropout acts on the fused map with
-    ``"shared"`` and on the full one otherwise.
+    Formulas and deviations are in docs/methods/mctf.md.
 
     Example:
         >>> MCTF(r=16).counts(196, 12)
@@ -79,7 +48,9 @@ class MCTF(MethodConfig):
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
-        16, description="tokens fused per block, or below 1 the fraction of patches fused; or a list with one per block"
+        16,
+        description="tokens fused per block, or below 1 the fraction of the current patches, rounded down; or a list "
+        "with one per block",
     )
     blocks: tuple[int, ...] | None = Field(None, description="where to fuse, 0-based; default all but the first")
     tau_sim: float = Field(1.0, ge=0.0, le=10.0, description="exponent of similarity; 0: off")

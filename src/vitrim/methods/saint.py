@@ -32,21 +32,7 @@ def odd_places(current: int) -> int:
 class SAINT(Adaptive):
     """Drop the patches that resemble at least ``neighbours`` others, in the first half of the blocks.
 
-    Between attention and MLP the patches at even places (the first is even) are compared with those at odd places, by
-    the cosine of their keys, averaged over heads. With c the number of odd patches to which a patch has a cosine of at
-    least ``threshold`` t, its score is c exp(gamma (mean of those cosines - t)), or the mean of all its cosines where c
-    = 0. As many even patches go as have c >= ``neighbours``, highest scores first. The remaining even patches go on in
-    descending order of score, then the odd ones in place. Nothing is averaged; prefix tokens always stay.
-
-    ``variant="published"`` drops the mean over the batch, rounded down, from every image. A prediction then **depends
-    on the image's batch mates**, and an image may drop patches that resemble few others. By default each image drops
-    its own number, which equals the release at batch size 1; images then keep different numbers of tokens, padded and
-    masked, and every prediction equals that of the image alone. With ``r``, patches dropped per block, counts are fixed
-    and the method can be exported.
-
-    The release ignores its own options for ``neighbours`` and ``gamma``: it always uses 5 and 10. Its script has the
-    threshold 0.75, its functions 0.7. A list gives thresholds from the first block on; blocks after its end, and those
-    with a threshold of 1, drop nothing.
+    Formulas and deviations are in docs/methods/saint.md.
 
     Example:
         >>> SAINT().stages(12), SAINT(r=[40, 20]).counts(196, 12)[:3]
@@ -69,7 +55,8 @@ class SAINT(Adaptive):
     )
 
     threshold: Cosine | tuple[Cosine, ...] = Field(
-        0.75, description="least cosine of similar patches, or a list from the first block on"
+        0.75,
+        description="least cosine of similar patches, or a list from the first block on; 1: the block drops nothing",
     )
     blocks: tuple[int, ...] | None = Field(
         None, description="where to drop, 0-based; default the first half, or as many as a list has"

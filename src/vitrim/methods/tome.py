@@ -20,19 +20,7 @@ from vitrim.core.tokens import TokenState
 class ToMe(MethodConfig):
     """Bipartite soft matching on keys, between attention and MLP of every block.
 
-    The tokens at even places look for the most similar key (cosine, averaged over heads) among those at odd places; the
-    ``r`` best pairs become their size-weighted mean. Prefix tokens never move and never receive. From the first merge
-    on, attention adds log(size) to its logits, so that a token of size s attracts s times the weight.
-
-    Amounts: ``r`` per block, an int or a list; with ``inflect`` in [-1, 1] the int changes linearly over the blocks
-    ("(r, inflect)" of the paper's appendix); or ``keep_rate`` at ``blocks`` as in "Which Tokens to Use?". A block
-    merges at most half of its patches; later stages of ``keep_rate`` catch up, except with
-    ``rule="floor_initial_power_steps"``, the rule of the study's code.
-
-    Deviations from the published code: it ignores LayerScale, q/k norm and register tokens. Without a class token the
-    kept sources stay in order of position (``kept_order="similarity"`` gives the published order, which changes the
-    pairs of the next block). Patch-pooling heads see the un-merged tokens, so that their mean is weighted by size, as
-    in its MAE variant only. For MAE models it sets ``proportional=False``: set it to compare.
+    Formulas and deviations are in docs/methods/tome.md.
 
     Example:
         >>> ToMe(r=8, inflect=-1.0).counts(196, 12)[-1]
@@ -50,7 +38,10 @@ class ToMe(MethodConfig):
         8, description="tokens merged per block, or a list from the first block on (0 after its end)"
     )
     inflect: float = Field(
-        0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing"
+        0.0,
+        ge=-1.0,
+        le=1.0,
+        description="with one r: -1 goes linearly from 2r down to 0 over the blocks, 1 from 0 up to 2r",
     )
     per: int | None = Field(
         None,

@@ -21,18 +21,7 @@ from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 class VidTLDR(MethodConfig):
     """Merge similar tokens in the first blocks, between attention and MLP; background counts for nothing.
 
-    The saliency of a patch measures how sharply it attends: with p_i its attention, averaged over heads, without the
-    bias by size, e_i = sum_j p_ij log p_ij. In each image e is scaled to [0, 1]. Patches below the mean are background
-    with weight 0; the others get their distance to it, as a share of the largest.
-
-    Pairs are found as in ToMe, on the tokens themselves (after attention). A token that moves counts with its weight
-    times its size, its destination with its size. So background vanishes in its destination and adds no size: sizes are
-    fractions, and sum to less than the number of patches. Attention adds log(size) to its logits.
-
-    The method is for video encoders without a class token. Deviations: prefix tokens are protected; the released
-    functions would pair them like patches. Where saliency is equal everywhere, all weights are 1 (released: 0/0). A
-    head that averages patches counts each by its token; ``head="tokens"`` averages the remaining tokens, as released,
-    which is impossible for a head that reads every patch at its place.
+    Formulas and deviations are in docs/methods/vid_tldr.md.
 
     Example:
         >>> VidTLDR(r=[600, 200, 100]).counts(1568, 12)[:4]

@@ -58,7 +58,7 @@ class ReducedNestedTensorBlock(ReducedDinov2Block, NestedTensorBlock):
 
 
 class Dinov2(DinoHost):
-    """DINOv2 of facebookresearch, with and without registers."""
+    """DINOv2 of facebookresearch, also with registers. Refused: lists of crops; drop path above 0.1 in training."""
 
     name = "dinov2 DinoVisionTransformer"
     reduced_blocks = (ReducedPlainDinov2Block, ReducedNestedTensorBlock)

@@ -90,7 +90,10 @@ def split(patch_coord: Tensor, patch_valid: Tensor) -> list[Group]:
 
 
 class TimmNaFlexViT(TimmHost):
-    """Images, and [padded batches](#padded-batches) of patches. Its own image size is that of the position table."""
+    """Images, and [padded batches](hosts.md#padded-batches) of patches, which have no rows and columns for a method.
+
+    Its own image size is that of the position table.
+    """
 
     name = "timm NaFlexVit"
     reduced_blocks = (*TimmViT.reduced_blocks, ReducedEvaBlock)

@@ -46,7 +46,7 @@ class ReducedSamBlock(PreNorm, TimmWindowBlock, Block):
 
 
 class TimmSam(WindowedHost, TimmHost):
-    """SAM's image encoder and ViTDet, whose neck reads a map: [windows](#windows)."""
+    """SAM's image encoder and ViTDet, whose neck reads a map: [windows](hosts.md#windows)."""
 
     name = "timm VisionTransformerSAM"
     purpose = "segmentation, detection, poses, depth"

@@ -127,7 +127,7 @@ class _Rows(DenseBackbone):
 
 
 class HFLwDetr(_Rows):
-    """LW-DETR's ViT, alone or in the detector: [windows](#windows) that are batch rows. Square images only."""
+    """LW-DETR's ViT, alone or in the detector: [windows](hosts.md#windows) that are batch rows. Square images only."""
 
     name = "transformers LW-DETR"
     reduced_blocks = (ReducedLwDetrLayer,)

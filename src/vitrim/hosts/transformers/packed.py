@@ -267,7 +267,7 @@ class PackedHost(ConnectedTower):
 
 
 class HFPixtral(PackedHost):
-    """The image tower. The projector joins neighbouring tokens, so it reads every patch."""
+    """The image tower on packed images, size by size. The projector joins neighbours, so it reads every patch."""
 
     name = "transformers Pixtral"
     reduced_blocks = (ReducedPixtralAttentionLayer,)
@@ -299,7 +299,7 @@ class _QwenTower(PackedHost):
 
 
 class HFQwen2VL(_QwenTower):
-    """The image tower, on packed images and videos. [Cells](#cells) of 2 x 2 patches."""
+    """The image tower on packed images, size by size, and frames. [Cells](hosts.md#cells) of 2 x 2 patches."""
 
     name = "transformers Qwen2-VL"
     reduced_blocks = (ReducedQwen2VLVisionBlock,)

@@ -89,7 +89,7 @@ class _Windowed(WindowedHost, DenseBackbone):
 
 
 class HFSam(_Windowed):
-    """The image encoder, whose neck reads every patch at its place: [windows](#windows)."""
+    """The image encoder, whose neck reads every patch at its place: [windows](hosts.md#windows)."""
 
     name = "transformers SAM"
     reduced_blocks = (ReducedSamVisionLayer,)
@@ -99,7 +99,7 @@ class HFSam(_Windowed):
 
 
 class HFSam3(_Windowed):
-    """SAM 3's image encoder, alone or in a model with its neck, prompts and decoder: [windows](#windows)."""
+    """SAM 3's image encoder, alone or in a model with its neck, prompts and decoder: [windows](hosts.md#windows)."""
 
     name = "transformers SAM 3"
     reduced_blocks = (ReducedSam3Layer,)
@@ -109,7 +109,7 @@ class HFSam3(_Windowed):
 
 
 class HFVitDet(_Windowed):
-    """ViTDet without the convolutional blocks that some versions have between layers: [windows](#windows)."""
+    """ViTDet without the convolutional blocks that some versions have between layers: [windows](hosts.md#windows)."""
 
     name = "transformers ViTDet"
     reduced_blocks = (ReducedVitDetLayer,)

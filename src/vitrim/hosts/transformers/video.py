@@ -80,7 +80,7 @@ class VideoLibrary(TransformersLibrary):
 
 
 class HFVideoMAE(_Video):
-    """The encoder on whole clips; the classifier averages the tokens."""
+    """The encoder on whole clips; the classifier averages the tokens. Refused: one that reads the first patch."""
 
     name = "transformers VideoMAE"
     reduced_blocks = (ReducedVideoMAELayer,)
