@@ -20,34 +20,22 @@ from vitrim.hosts.shared.blocks import project_qkv, project_values
 
 SMALL: dict[str, Any] = {"embed_dim": 64, "depth": 3, "num_heads": 4, "num_classes": 5}
 IMAGES: dict[str, Any] = {"img_size": 32, "patch_size": 8}
+NAFLEX: dict[str, Any] = {"patch_size": 8, "pos_embed_grid_size": (4, 4)}
+OF_IMAGES = (
+    *("vit_tiny_patch16_224", "vit_base_patch32_plus_256", "vit_huge_patch14_224.mae", "vit_base_patch16_clip_224"),
+    *("vit_base_patch16_siglip_224", "vit_small_patch14_dinov2", "vit_base_patch16_rpn_224"),
+    *("vit_base_patch16_xp_224", "vit_small_patch16_36x1_224", "vit_small_patch16_18x2_224"),
+    *("vit_medium_patch16_rope_reg1_gap_256", "vit_small_patch16_rope_224", "vit_small_patch16_rope_mixed_ape_224"),
+    *("vit_small_patch16_dinov3", "vit_pe_core_tiny_patch16_384", "vit_pe_spatial_tiny_patch16_512"),
+    *("vit_relpos_small_patch16_rpn_224", "vit_srelpos_small_patch16_224", "deit_tiny_distilled_patch16_224"),
+    *("deit3_small_patch16_224", "eva_giant_patch14_224", "eva02_tiny_patch14_224"),
+    *("beit_base_patch16_224", "beitv2_base_patch16_224"),
+)
 NAMED: dict[str, dict[str, Any]] = {
-    "vit_tiny_patch16_224": IMAGES,
-    "vit_base_patch32_plus_256": IMAGES,
-    "vit_huge_patch14_224.mae": IMAGES,
-    "deit_tiny_distilled_patch16_224": IMAGES,
-    "deit3_small_patch16_224": IMAGES,
-    "vit_base_patch16_clip_224": IMAGES,
-    "vit_base_patch16_siglip_224": IMAGES,
-    "vit_small_patch14_dinov2": IMAGES,
+    **dict.fromkeys(OF_IMAGES, IMAGES),
     "vit_giant_patch14_reg4_dinov2": {**IMAGES, "mlp_ratio": 4.0},
-    "vit_base_patch16_rpn_224": IMAGES,
-    "vit_base_patch16_xp_224": IMAGES,
-    "vit_small_patch16_36x1_224": IMAGES,
-    "vit_small_patch16_18x2_224": IMAGES,
-    "eva_giant_patch14_224": IMAGES,
-    "eva02_tiny_patch14_224": IMAGES,
-    "vit_medium_patch16_rope_reg1_gap_256": IMAGES,
-    "vit_small_patch16_rope_224": IMAGES,
-    "vit_small_patch16_rope_mixed_ape_224": IMAGES,
-    "vit_small_patch16_dinov3": IMAGES,
-    "vit_pe_core_tiny_patch16_384": IMAGES,
-    "vit_pe_spatial_tiny_patch16_512": IMAGES,
-    "beit_base_patch16_224": IMAGES,
-    "beitv2_base_patch16_224": IMAGES,
-    "vit_relpos_small_patch16_rpn_224": IMAGES,
-    "vit_srelpos_small_patch16_224": IMAGES,
-    "naflexvit_base_patch16_gap": {"patch_size": 8, "pos_embed_grid_size": (4, 4)},
-    "naflexvit_base_patch16_siglip": {"patch_size": 8, "pos_embed_grid_size": (4, 4)},
+    "naflexvit_base_patch16_gap": NAFLEX,
+    "naflexvit_base_patch16_siglip": NAFLEX,
 }
 
 
