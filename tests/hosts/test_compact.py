@@ -222,7 +222,7 @@ def test_counts_that_differ_per_image_pad_the_rows() -> None:
 
 
 def test_beams_and_lengths_count_the_prompt_as_it_was_given() -> None:
-    model, given = VLMS["llava"].create(), VLMS["llava"].prompt([[7, 11], [13, 17], [19, 23]])
+    model, given = VLMS["llava"].create(), prompt("llava")
     beams: dict[str, Any] = {"max_new_tokens": 4, "num_beams": 2, "num_return_sequences": 2}
     dense, whole = model.generate(**given, **beams), given["input_ids"].shape[1]
     vitrim.reduce_(model, "tome:r=0", compact=True)
@@ -235,9 +235,10 @@ def test_beams_and_lengths_count_the_prompt_as_it_was_given() -> None:
     assert model.generate(**given, **lengths).shape[1] == whole + 3
     assert model.generate(**given, generation_config=limits).shape[1] == whole + 3
     assert model.generate(**given, generation_config=limits, max_new_tokens=2, min_new_tokens=2).shape[1] == whole + 2
+    model = VLMS["paligemma"].create()
     vitrim.reduce_(model, "atm:granularity=image", compact=True)
     with pytest.raises(vitrim.VitrimError, match="equal numbers of tokens"):
-        model.generate(**given, **beams)
+        model.generate(**prompt("paligemma"), **beams)
 
 
 @pytest.mark.parametrize("name", ["llava", "paligemma"])

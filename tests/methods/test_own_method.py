@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -31,12 +30,6 @@ def own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 def file(tmp_path: Path) -> Path:
     """The example in a folder of its own."""
     return Path(shutil.copy(EXAMPLE, tmp_path / "mine.py"))
-
-
-def test_the_example_is_short_and_imports_vitrim_alone() -> None:
-    text = EXAMPLE.read_text().partition("if __name__")[0]
-    assert len(EXAMPLE.read_text().splitlines()) <= 30
-    assert re.findall(r"^(?:import|from) .*", text, flags=re.MULTILINE) == ["import vitrim"]
 
 
 def test_the_longest_patches_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
