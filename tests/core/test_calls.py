@@ -260,16 +260,6 @@ def test_hooks_on_all_modules_see_the_projections_of_the_last_block(kind: str) -
     assert all(any(block.attn.qkv is module for module in seen) for block in model.blocks)
 
 
-def test_backward_hooks_run_on_the_projections_of_the_last_block() -> None:
-    model = EVERYWHERE["vit"]().eval()
-    vitrim.reduce_(model, "tome:r=4,last_block=class_token")
-    seen = []
-    for depth, block in enumerate(model.blocks):
-        block.attn.qkv.register_full_backward_hook(lambda *_, depth=depth: seen.append(depth))
-    output(model, "vit").sum().backward()
-    assert sorted(seen) == [0, 1, 2, 3]
-
-
 class Wrapped(Tensor):
     """Weights of a class of their own, as quantised ones are."""
 
@@ -479,19 +469,6 @@ def test_blocks_that_are_changed_after_reducing_are_refused(host: str) -> None:
                 output(model, host)
         assert "\n" not in str(caught.value)
         assert ("was changed after it was reduced" in str(caught.value)) or ("of its own" in str(caught.value))
-
-
-def test_a_chunk_of_pruned_layers_is_refused_as_the_documentation_says() -> None:
-    model = EVERYWHERE["vit"]().eval()
-    vitrim.reduce_(model, "tome:r=2")
-    model.prune_intermediate_layers([0, 2], prune_norm=False, prune_head=False)
-    with pytest.raises(vitrim.UnsupportedModelError, match="the number of blocks of this VisionTransformer"):
-        output(model, "vit")
-    vitrim.restore_(model)
-    wanted = copy.deepcopy(model)
-    vitrim.reduce_(model, "tome:r=2")
-    vitrim.reduce_(wanted, "tome:r=2")
-    assert torch.equal(output(model, "vit"), output(wanted, "vit"))
 
 
 def wrap_for_checkpoints(block: nn.Module) -> nn.Module:

@@ -14,7 +14,6 @@ from transformers import Siglip2Config, Siglip2ForImageClassification
 
 import tiny
 import vitrim
-from full_matrix import cells
 from tiny_hosts.common import seeded
 from vitrim.core.host import GridHook
 from vitrim.core.registry import host_of
@@ -198,23 +197,3 @@ def test_threads_see_their_own_grids() -> None:
     with ThreadPoolExecutor(4) as pool:
         for found, each in zip(pool.map(run, images * 25), expected * 25, strict=True):
             assert torch.equal(found, each)
-
-
-GRID_METHODS = ("gtp:num_prop=4", "l1", "l2:float32_rings=true", "linf:contiguous=true")
-
-
-# the other way to use a grid is a graph: `gtp` is compiled in `test_contract.py`
-@pytest.mark.full  # eager models are compared above
-@pytest.mark.parametrize("method", cells(GRID_METHODS, ("l2:float32_rings=true",)))
-def test_compiled_and_exported_models_have_the_grid_of_their_images(method: str) -> None:
-    model = tiny.vit(dynamic_img_size=True, depth=2)()
-    vitrim.reduce_(model, method)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        for shape in ((16, 36), (36, 16)):
-            images = torch.randn(2, 3, *shape)
-            torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-5)
-        images = torch.randn(2, 3, 16, 36)
-        program = torch.export.export(model, (images,), strict=False).module()
-        torch.testing.assert_close(program(images), model(images), atol=1e-5, rtol=1e-5)

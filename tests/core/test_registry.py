@@ -241,9 +241,11 @@ def test_a_second_method_of_the_same_name_is_refused() -> None:
         name = "tome"
 
     before = methods()
-    with pytest.raises(ValueError, match=r"method 'tome' is registered twice, by .*ToMe.* and .*Other"):
-        vitrim.register_method(Other)
+    for register in (vitrim.register_method, lambda kind: vitrim.register(kind)(vitrim.ScorerReducer)):
+        with pytest.raises(ValueError, match=r"method 'tome' is registered twice, by .*ToMe.* and .*Other"):
+            register(Other)
     assert methods() == before
+    assert Other not in registry._REDUCERS
 
 
 def test_a_second_host_of_the_same_class_is_refused() -> None:
@@ -291,13 +293,6 @@ def nothing(config, layer):
     assert model(tiny.images()).shape == (2, 5)
 
 
-@pytest.mark.parametrize("name", sorted(methods()))
-def test_methods_are_public_by_their_class_name(name: str) -> None:
-    config = methods()[name]
-    assert getattr(vitrim, config.__name__) is config
-    assert config.__name__ in dir(vitrim)
-
-
 # ---- the table of hosts --------------------------------------------------------------------------------------------
 
 
@@ -318,12 +313,6 @@ def test_a_class_that_only_shares_the_name_is_not_the_host() -> None:
     assert "VisionTransformer (from torchvision.models.somewhere) is not a supported host" in message
     assert "\n" not in message
     assert len(message) < 200
-
-
-def test_options_are_validated_by_make_method_too() -> None:
-    assert make_method("tome", r=(4, 2)) == vitrim.ToMe(r=(4, 2))
-    with pytest.raises(vitrim.VitrimError, match="unknown option of none 'r'"):
-        make_method("none", r=3)
 
 
 def test_a_config_made_in_python_says_in_one_line_what_is_wrong() -> None:
@@ -357,13 +346,6 @@ def test_every_wrong_kind_of_value_is_refused_in_our_own_words(kind: Any) -> Non
         for message in refused:
             assert message.startswith(f"{kind.name}: "), message
             assert not PYDANTIC.search(message), message
-
-
-@pytest.mark.parametrize("name", methods())
-def test_configs_are_copied_and_pickled(name: str) -> None:
-    config = make_method(name)
-    for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), config.model_copy()):
-        assert (copied, type(copied)) == (config, type(config))
 
 
 # ---- numbers that are none -------------------------------------------------------------------------------------------

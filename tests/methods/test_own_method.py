@@ -56,15 +56,6 @@ def test_the_command_line_takes_it(file: Path, monkeypatch: pytest.MonkeyPatch) 
     json.loads((file.parent / "found.json").read_text())
 
 
-def test_a_name_is_registered_once_and_nothing_is_left_of_a_second() -> None:
-    class Other(vitrim.StagedConfig):
-        name = "tome"
-
-    with pytest.raises(vitrim.VitrimError, match="method 'tome' is registered twice"):
-        vitrim.register(Other)(vitrim.ScorerReducer)
-    assert Other not in registry._REDUCERS
-
-
 def test_a_method_of_ones_own_may_have_a_frozen_form() -> None:
     class Frozen(method.Adaptive):
         name = "test_frozen"

@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 from timm.layers import HybridEmbed
-from timm.models import beit, eva, naflexvit, vision_transformer, vision_transformer_relpos
+from timm.models import naflexvit, vision_transformer
 from torch import Tensor, nn
 
 import tiny
@@ -125,7 +125,7 @@ def refuses(model: nn.Module, message: str) -> None:
     assert [type(block) for block in model.blocks] == classes
 
 
-PLAIN = ("eva", "beit", "relpos", "naflex")
+PLAIN = ("vit", "eva", "beit", "relpos", "naflex")
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -140,44 +140,49 @@ def test_subclasses_of_blocks_and_attention_are_refused(name: str) -> None:
     refuses(model, r"timm \w+ with attention of class Mine is not supported; supported: ")
 
 
-@pytest.mark.parametrize(
-    ("cls", "call"),
-    [
-        (eva.Eva, "pool"),
-        (beit.Beit, "forward_head"),
-        (vision_transformer_relpos.VisionTransformerRelPos, "forward_features"),
-        (naflexvit.NaFlexVit, "_pool"),
-    ],
-)
-def test_models_with_a_call_of_their_own_are_refused(cls: type[nn.Module], call: str) -> None:
-    name = {eva.Eva: "eva", beit.Beit: "beit", naflexvit.NaFlexVit: "naflex"}.get(cls, "relpos")
-    model = tiny.HOSTS[name]()
-    model.__class__ = type("Mine", (cls,), {call: lambda self, x: x})
-    refuses(model, f"Mine overrides {call} of timm's {cls.__name__}")
-    model.__class__ = type("Renamed", (cls,), {})
-    vitrim.reduce_(model, "tome:r=1")
-
-
-@pytest.mark.parametrize("name", ["eva", "eva_pe"])
+@pytest.mark.parametrize("name", ["vit", "eva", "eva_pe"])
 def test_gated_attention_is_refused(name: str) -> None:
     model: Any = tiny.HOSTS[name]()
     model.blocks[1].attn.gate = nn.Linear(32, 32)
     refuses(model, "with gated attention")
 
 
+@pytest.mark.parametrize(
+    ("host", "call"),
+    [
+        *(("vit", call) for call in ("forward_head", "forward_features", "pool")),
+        *(("eva", "pool"), ("beit", "forward_head"), ("relpos", "forward_features"), ("naflex", "_pool")),
+    ],
+)
+def test_models_with_a_call_of_their_own_are_refused(host: str, call: str) -> None:
+    model = tiny.HOSTS[host]()
+    kind = type(model)
+    model.__class__ = type("Mine", (kind,), {call: lambda self, x: x})
+    refuses(model, f"Mine overrides {call} of timm's {kind.__name__}")
+    model.__class__ = type("Renamed", (kind,), {})  # which changes nothing that vitrim relies on
+    vitrim.reduce_(model, "tome:r=1")
+
+
 def test_differential_attention_is_refused() -> None:
-    block = vision_transformer.DiffParallelScalingBlock
-    refuses(tiny.vit(block_fn=block)(), "blocks of class DiffParallelScalingBlock are not supported")
-    model = naflexvit.NaFlexVit(embed_dim=32, depth=3, num_heads=2, attn_layer="diff")
-    refuses(model, "attention of class DiffAttention is not supported")
+    kinds = vision_transformer.DiffParallelScalingBlock, vision_transformer.ParallelThingsBlock
+    refuses(tiny.vit(block_fn=kinds[0])(), "blocks of class DiffParallelScalingBlock are not supported")
+    for model in (
+        tiny.vit(attn_layer="diff")(),
+        tiny.vit(block_fn=kinds[1], attn_layer="diff")(),
+        naflexvit.NaFlexVit(embed_dim=32, depth=3, num_heads=2, attn_layer="diff"),
+    ):
+        refuses(model, "attention of class DiffAttention is not supported")
 
 
-@pytest.mark.parametrize("name", ["eva", "naflex", "naflex_rope", "parallel", "parallel_things"])
+@pytest.mark.parametrize("name", ["vit", "eva", "naflex", "naflex_rope", "parallel", "parallel_things"])
 def test_a_mask_is_refused(name: str) -> None:
     model: Any = tiny.HOSTS[name]()
     vitrim.reduce_(model, "tome:r=1")
     with pytest.raises(ValueError, match="a reduced model takes no attn_mask"):
         model.forward_features(tiny.images(), attn_mask=torch.zeros(37, 37))
+    if name == "vit":
+        with pytest.raises(ValueError, match="takes no attn_mask and no is_causal"):
+            model(tiny.images(), is_causal=True)
 
 
 def test_naflex_without_a_size_of_its_own_is_refused() -> None:
