@@ -38,12 +38,8 @@ TWICE_BY_MCTF = dict.fromkeys(
 )
 
 
-def images(host: str) -> Tensor:
-    return tiny.INPUTS[host](2) if host in tiny.INPUTS else tiny.images()
-
-
 def output(model: nn.Module, host: str, inputs: Tensor | None = None) -> Tensor:
-    found = tiny.run(model, images(host) if inputs is None else inputs)
+    found = tiny.run(model, tiny.given(host) if inputs is None else inputs)
     return found[0] if isinstance(found, tuple) else found
 
 
@@ -163,7 +159,7 @@ CHANGES: list[Callable[[nn.Module], None]] = [put_forward, put_hook, put_pre_hoo
 @pytest.mark.parametrize("host", FAMILIES)
 def test_what_is_put_on_a_layer_acts_on_the_reduced_model_too(host: str, change: Callable[[nn.Module], None]) -> None:
     dense = shaken(host)
-    inputs = images(host)
+    inputs = tiny.given(host)
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     methods = ["none:last_block=auto"]
     if not host_of(dense).facts(dense).across_windows:

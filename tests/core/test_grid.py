@@ -9,24 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from test_hf_siglip2 import CLASSIFIER
 from torch import nn
-from transformers import Siglip2Config, Siglip2ForImageClassification
 
 import tiny
 import vitrim
-from tiny_hosts.common import seeded
 from vitrim.core.host import GridHook
 from vitrim.core.registry import host_of
 
 PATTERN = vitrim.Linf(keep_rate=0.5)
-SIGLIP2: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "patch_size": 4,
-    "num_patches": 36,
-}
 DYNAMIC = tiny.vit(dynamic_img_size=True)
 # models that take images of other sizes, and how they are called with them; patches have 4 pixels
 ANY_SIZE: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -79,7 +70,7 @@ def test_as_many_patches_on_another_grid_are_not_taken_for_the_own_one(host: str
 
 
 def test_shapes_that_come_beside_the_patches() -> None:
-    model = seeded(lambda: Siglip2ForImageClassification(Siglip2Config(vision_config=SIGLIP2, num_labels=5)))()
+    model = CLASSIFIER()
     reduction = vitrim.reduce_(model, PATTERN)
     given = {"pixel_values": torch.randn(2, 36, 48), "pixel_attention_mask": torch.ones(2, 36, dtype=torch.int32)}
     with torch.no_grad():

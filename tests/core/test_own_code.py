@@ -117,7 +117,7 @@ def test_a_changed_scale_acts_as_in_the_library(host: str, fused: bool, monkeypa
     if host == "open_clip_custom" and not fused:
         pytest.skip("the library's own attention does not run unfused")
     model = HOSTS[host]().double()
-    images = (tiny.INPUTS[host](2) if host in tiny.INPUTS else tiny.images()).double()
+    images = tiny.given(host).double()
     for part in model.modules():
         for name in ("scale", "scaling"):
             if isinstance(vars(part).get(name), float):
@@ -301,7 +301,7 @@ def test_prompts_that_are_announced_stay(host: str) -> None:
 @pytest.mark.parametrize("host", ["hf_vit_mae", "hf_videomae", "hf_vjepa2", "hf_siglip", "hf_radio", "naflex"])
 def test_hosts_that_show_their_patches_otherwise_count_them_too(host: str) -> None:
     model = HOSTS[host]()
-    images = tiny.INPUTS[host](2) if host in tiny.INPUTS else tiny.images()
+    images = tiny.given(host)
 
     def one_more(block: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         return (torch.cat([args[0], args[0][:, -1:]], dim=1), *args[1:]), kwargs

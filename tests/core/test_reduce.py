@@ -190,7 +190,7 @@ def test_reducing_again_replaces_the_reduction() -> None:
 def test_what_cannot_replace_a_reduction_leaves_it_as_it_was(host: str, old: str) -> None:
     model = vit(host)
     reduction = vitrim.reduce_(model, old, record=True)
-    with unchanged(model, tiny.INPUTS.get(host, tiny.images)(2)), refused("the third block is not for me"):
+    with unchanged(model, tiny.given(host)), refused("the third block is not for me"):
         vitrim.reduce_(model, FailsLate())
     assert vitrim.get_reduction(model) is reduction
     assert len(reduction.states) == len(reduction.tokens_per_block) + 1

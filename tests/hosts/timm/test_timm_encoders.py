@@ -33,7 +33,7 @@ def test_a_classifier_is_reduced_in_its_encoder_and_keeps_its_head(name: str) ->
 def test_maps_of_every_block_are_tokens_at_the_places_of_their_patches(name: str) -> None:
     """The oracle is a loop over patches; DeepSeek's map can be normed, VOLO has one for every stage."""
     model: Any = tiny.shaken(tiny.FURTHER[name]().double())
-    images = (tiny.INPUTS[name](2) if name in tiny.INPUTS else tiny.images()).double()
+    images = tiny.given(name).double()
     reduction = vitrim.reduce_(model, "tome:r=4", record=True)
     left: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda m, i, out: left.append(out)) for block in host_of(model).blocks(model)]
