@@ -78,7 +78,6 @@ SLOW = (
     "engines.exported",
     "engines.writing",
     "measure.in_files",
-    "speed.engines",
     "tuning.search",
     "tuning.tune",
 )

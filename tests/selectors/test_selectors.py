@@ -243,20 +243,20 @@ def test_dart_keeps_pivots_and_what_is_least_like_them() -> None:
 
 
 def test_relevance_is_scaled_and_weighed_as_the_papers_say() -> None:
-    """The least relevant token keeps a trace, 1e-6 of the range; theta = 0.6 makes alpha 0.75."""
+    """The least relevant token keeps a trace, 1e-6 of the range; theta = 0.75 makes alpha 1.5."""
     values = torch.tensor([[2.0, 3.0, 6.0]], dtype=torch.float64)
     expected = torch.tensor([[0.25e-6, 0.25 + 0.25e-6, 1 + 0.25e-6]], dtype=torch.float64)
     torch.testing.assert_close(cdpruner.scaled(values), expected, rtol=1e-12, atol=0)
-    features, text = random(1, 30, 8), [random(4, 8, seed=3)]
+    features, text, found = random(1, 40, 8), [random(5, 8, seed=3)], []
     rel = torch.cosine_similarity(features[0][:, None], text[0][None], dim=2).mean(dim=1)
     rel = (rel - rel.min() + 1e-6) / (rel.max() - rel.min())
-    picked = cdpruner.determinantal(features, (0.75 * rel).exp()[None], 7)
-    config = vitrim.parse_selector("cdpruner:tokens=7,weights=exponential,theta=0.6")
-    (choice,) = config.select(Seen(features, text=text))
-    assert choice.kept.tolist() == sorted(picked[0].tolist())
-    assert (
-        cdpruner.determinantal(features, (1.5 * rel).exp()[None], 7)[0].sort().values.tolist() != choice.kept.tolist()
-    )
+    for alpha, theta in ((0.5, 0.5), (1.5, 0.75), (3.0, 6 / 7)):
+        picked = cdpruner.determinantal(features, (alpha * rel).exp()[None], 12)[0]
+        config = vitrim.parse_selector(f"cdpruner:tokens=12,weights=exponential,theta={theta}")
+        (choice,) = config.select(Seen(features, text=text))
+        assert choice.kept.tolist() == sorted(picked.tolist())
+        found.append(set(picked.tolist()))
+    assert found[0] != found[1] != found[2]
 
 
 def test_vispruner_takes_one_more_by_attention_where_an_odd_number_is_left() -> None:
