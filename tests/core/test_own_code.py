@@ -333,26 +333,6 @@ def test_embeddings_of_a_users_own_are_counted() -> None:
     torch.testing.assert_close(output(model), wanted, atol=1e-5, rtol=1e-5)
 
 
-ANY_SIZE: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "timm": (tiny.vit(dynamic_img_size=True), {}),
-    "timm, padded": (tiny.vit(dynamic_img_size=True, dynamic_img_pad=True), {}),
-    "naflex": (tiny.HOSTS["naflex"], {}),
-    "hf_vit": (tiny.HOSTS["hf_vit"], {"interpolate_pos_encoding": True}),
-    "hf_dinov3": (tiny.HOSTS["hf_dinov3"], {}),
-}
-
-
-@pytest.mark.parametrize("host", ANY_SIZE)
-def test_images_of_other_sizes_bring_no_prompts(host: str) -> None:
-    make, options = ANY_SIZE[host]
-    model = make()
-    shapes = [(24, 24), (32, 40), (16, 24)]
-    wanted = [output(model, torch.ones(1, 3, *shape), **options) for shape in shapes]
-    vitrim.reduce_(model, "tome:r=0")
-    for shape, expected in zip(shapes, wanted, strict=True):
-        torch.testing.assert_close(output(model, torch.ones(1, 3, *shape), **options), expected, atol=1e-5, rtol=1e-5)
-
-
 def test_fewer_tokens_than_patches_are_patch_dropout() -> None:
     model = tiny.vit(patch_drop_rate=0.5)().train()
     reduction = vitrim.reduce_(model, "tome:r=4")

@@ -419,21 +419,6 @@ def test_dart_and_cdpruner_read_the_text_of_their_own_prompt() -> None:
             assert torch.equal(few, image[own])
 
 
-@pytest.mark.parametrize("name", ["llava", "internvl"])
-def test_original_positions_are_those_of_the_whole_prompt(name: str) -> None:
-    model, given = VLMS[name].create(), prompt(name)
-    hand = ByHand(name, model, given, masks(name, model, given, "divprune:tokens=4"), original=True)
-    expected = hand.logits()
-    closed = ByHand(name, model, given, masks(name, model, given, "divprune:tokens=4")).logits()
-    vitrim.reduce_(model, select="divprune:tokens=4,positions=original")
-    real = hand.short["attention_mask"].bool()
-    torch.testing.assert_close(logits(model, given)[real], expected[real], atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(expected[real], closed[real], atol=1e-4)
-    new = greedy(model, given, 5)
-    vitrim.restore_(model)
-    assert torch.equal(greedy(model, hand.inputs(), 5), new)
-
-
 def positions_of(name: str, given: dict[str, Tensor], side: str, selector: str) -> list[Tensor]:
     """The positions that the language model gets, (B, M) or four rows of them, and its mask, padded on a ``side``."""
     model, seen = ALL[name].create(), []
@@ -721,13 +706,6 @@ def shown(model: Any, given: dict[str, Tensor]) -> list[Seen]:
         patch.setattr(kind, "select", select)
         logits(model, given)
     return seen
-
-
-def test_a_selector_sees_rows_and_columns_of_a_wide_image_in_that_order() -> None:
-    model, given = OTHERS["qwen2_5_vl"].create(), prompt("qwen2_5_vl", [[7, 11, 13]])
-    vitrim.reduce_(model, select="divprune:tokens=3")
-    # 6 x 6 and 4 x 6 patches, cells of 2 x 2
-    assert sorted(one.grid for one in shown(model, given) if one.grid) == [(1, 2, 3), (1, 3, 3)]
 
 
 def test_two_videos_of_one_size_have_their_own_grids() -> None:
