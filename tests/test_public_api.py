@@ -75,8 +75,9 @@ SLOW = (
     "analysis.analyze",
     "app.service",
     "engines.exported",
-    "measure.export",
     "engines.engine",
+    "measure.export",
+    "measure.in_files",
     "tuning.search",
     "tuning.tune",
 )

@@ -25,7 +25,7 @@ FIRST = sorted(CREATE, key="hf_sam3".__ne__)
 def test_values_alone_and_keys_for_matching(host: str) -> None:
     """`values` gives those of `project`; tokens that are equal have equal keys for matching, wherever they stand."""
     model: Any = tiny.shaken(CREATE[host]().double())
-    images = tiny.INPUTS[host](2) if host in tiny.INPUTS else tiny.images()
+    images = tiny.given(host)
     vitrim.reduce_(model, "none")
     block, seen, read = tiny.blocks(model)[1], [], host_of(model).facts(model).head_rows
 

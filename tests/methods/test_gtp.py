@@ -186,25 +186,6 @@ def test_tokens_gain_in_full_precision_under_autocast() -> None:
     assert (expected - x[0, 1:].double()[kept[0]]).abs().max() > 0.01
 
 
-def test_options_that_do_not_go_together() -> None:
-    with pytest.raises(vitrim.VitrimError, match="needs last_block=full"):
-        vitrim.core.registry.make_method("gtp", sparsity=0.5, last_block="auto")
-    with pytest.raises(vitrim.VitrimError, match="must not be negative"):
-        vitrim.core.registry.make_method("gtp", num_prop=[1, -1])
-    with pytest.raises(vitrim.UnsupportedModelError, match="class token"):
-        vitrim.reduce_(tiny.HOSTS["map"](), GTP(num_prop=4, selection="class_token"))
-
-
-@pytest.mark.slow  # eager maps are compared with the vectors
-def test_sparse_attention_exports() -> None:
-    config = GTP(num_prop=4, sparsity=0.8)
-    model = tiny.traceable("vit", config)
-    vitrim.reduce_(model, config)
-    with torch.no_grad():
-        program = torch.export.export(model, (tiny.images(3),), strict=False).module()
-        torch.testing.assert_close(program(tiny.images(3)), model(tiny.images(3)), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("sparsity", [1.0, 0.5])
 def test_a_map_that_is_kept_for_attending_is_computed_once(sparsity: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the map that decides also attends; elsewhere a kernel of its own does. Both give the same logits."""

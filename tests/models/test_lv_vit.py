@@ -361,14 +361,6 @@ def test_a_teacher_of_images_is_refused_where_patches_are_labelled() -> None:
     assert set(step_of(tiny.HOSTS["lv_vit_no_aux"]().train(), teacher).base_losses()) == {"total"}
 
 
-def test_training_on_mixed_tokens_reaches_every_parameter() -> None:
-    model = tiny.HOSTS["lv_vit"]().train()
-    box = Box(1, 0, 4, 4)
-    losses = objective(model.forward_dense(tiny.images(), box), torch.tensor([1, 2]), box_share=box.area / 36)
-    losses["total"].backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
 def test_features_by_timm() -> None:
     model = timm.create_model("lv_vit_tiny", img_size=32, features_only=True, out_indices=(0, 2))
     assert [tuple(level.shape) for level in model(torch.zeros(1, 3, 32, 32))] == [(1, 240, 2, 2)] * 2

@@ -119,15 +119,6 @@ def test_other_image_sizes() -> None:
         TokensToToken(patch_size=8, splits=SPLITS)
 
 
-def test_published_method_on_a_real_size() -> None:
-    model = timm.create_model("t2t_vit_t_14", img_size=64, num_classes=10).eval()
-    reduction = vitrim.reduce_(model, "mctf:r=2", record=True)
-    with torch.no_grad():
-        assert model(torch.randn(1, 3, 64, 64)).isfinite().all()
-    assert reduction.tokens_per_block[0] == 17
-    assert reduction.state.num_tokens < 17
-
-
 @pytest.mark.parametrize(("token_dim", "features"), [(64, 32), (96, 48), (8, 4)])
 def test_the_performer_has_half_as_many_features_as_channels(token_dim: int, features: int) -> None:
     module = TokensToToken(token_module="performer", token_dim=token_dim)
