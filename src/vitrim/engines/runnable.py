@@ -73,14 +73,14 @@ class Module:
         return images.to(like.device, like.dtype)
 
     def run(self, images: Tensor) -> Any:
-        return (self.call or self.model)(images)
+        return (self.model if self.call is None else self.call)(images)
 
     def read(self, output: Any) -> Tensor:
         return Program(self.model).tensor(output).float()
 
     def peak_mib(self, images: Tensor) -> float | None:
         # of a copy, because this forward would release what the model still holds of its last one
-        run = self.call or shared_copy(self.model)
+        run = shared_copy(self.model) if self.call is None else self.call
         return peak_memory_mib(lambda: run(images), images.device)
 
 
