@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_hf_siglip2 import CLASSIFIER
 from torch import nn
 
 import tiny
 import vitrim
+from tiny_siglip2 import CLASSIFIER
 from vitrim.core.host import GridHook
 from vitrim.core.registry import host_of
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from test_hf_siglip2 import TOWER
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,6 +16,7 @@ from transformers import PixtralVisionConfig, PixtralVisionModel
 
 import tiny
 import vitrim
+from tiny_siglip2 import TOWER
 from tiny_vlms import VLMS
 from vitrim.engines import macs
 

@@ -14,27 +14,13 @@ from test_hf_towers import TEXT
 from torch import Tensor
 from transformers import (
     Siglip2Config,
-    Siglip2ForImageClassification,
     Siglip2Model,
-    Siglip2VisionConfig,
-    Siglip2VisionModel,
 )
 
 import tiny
 import vitrim
 from tiny_hosts.common import seeded
-
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "patch_size": 4,
-    "num_patches": 36,
-}
-CLASSIFIER = seeded(lambda: Siglip2ForImageClassification(Siglip2Config(vision_config=VISION, num_labels=5)))
-TOWER = seeded(lambda: Siglip2VisionModel(Siglip2VisionConfig(**VISION)))
-
+from tiny_siglip2 import CLASSIFIER, TOWER, VISION
 
 # ---- padding --------------------------------------------------------------------------------------------------------
 
