@@ -39,7 +39,6 @@ def test_an_object_is_its_own_description(kind: Any) -> None:
         (lambda: vitrim.Prompt(new_tokens=-1), "new_tokens is a whole number of at least 0, not -1"),
         (lambda: vitrim.Prompt(select="divprun:tokens=4"), "unknown selector 'divprun'; did you mean 'divprune'"),
         (lambda: vitrim.SearchSpec("grid"), "unknown search 'grid'"),
-        (lambda: vitrim.SearchSpec(shape="bend"), "unknown shape 'bend'"),
         (lambda: vitrim.SearchSpec(proxy="loss"), "unknown proxy 'loss'"),
         (lambda: vitrim.Running(Path("a"), workers=-1), "workers is a whole number of at least 0, not -1"),
         (lambda: vitrim.DataSpec("a", protocol="x"), "protocol is a dict of options by name, not 'x'"),

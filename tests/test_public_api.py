@@ -78,7 +78,6 @@ SLOW = (
     "engines.engine",
     "measure.export",
     "measure.in_files",
-    "tuning.search",
     "tuning.tune",
 )
 

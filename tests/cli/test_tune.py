@@ -62,13 +62,12 @@ def test_a_result_is_read_by_other_commands_and_a_study_is_resumed(run: Run) -> 
 @pytest.mark.slow
 def test_settings_are_scored_on_images_that_the_search_did_not_read(run: Run, tmp_path: Path) -> None:
     write_noise(tmp_path / "others", 3)
-    code, out, err = run(*TUNE, "-m", "tome", "--shape", "slope", "--minutes", "60", "--check", "others")
+    code, out, err = run(*TUNE, "-m", "tome", "--minutes", "60", "--check", "others")
     assert code == 0, err
     assert "in %, on 6 images of others" in out
     assert "optimistic" not in out
     found = json.loads(Path("tuned/check.json").read_text())
     best = json.loads(Path("tuned/best.json").read_text())["tuned"]
-    assert best["shape"] == "slope"
     assert found["rows"][0]["method"] == "dense"
     assert {best["constant"]["method"], best["searched"]["method"]} == {row["method"] for row in found["rows"][1:]}
     assert set(found["rows"][1]) >= {"top1", "agreement", "images"}
@@ -90,7 +89,7 @@ def test_methods_race_and_the_table_has_all_of_them(run: Run) -> None:
 
 
 def test_a_front_has_a_file_for_every_target_and_pictures(run: Run) -> None:
-    code, out, err = run("tune", "test_vit", *SMALL, *DATA, *FEW, "-m", "tome", "--front", "0.7,0.9", "--search", "tpe")
+    code, out, err = run("tune", "test_vit", *SMALL, *DATA, *FEW, "-m", "tome", "--front", "0.7,0.9")
     assert code == 0, err
     rows = json.loads(Path("tuned/front.json").read_text())["rows"]
     assert {row["target"] for row in rows} == {"macs=0.7", "macs=0.9"}
@@ -149,7 +148,6 @@ def test_a_recipe_is_trained_at_the_points_of_a_grid(run: Run) -> None:
         (["-m", "tome", "-m", "tome"], "method tome is given twice"),
         (["-m", "tome", "-m", "all"], "-m all has the other methods already"),
         (["-m", "tome", "--front", "0.5"], "give one of --target, --front and --grid"),
-        (["-m", "tome", "--search", "grid"], "unknown search 'grid'"),
         ([], "-m METHOD is missing"),
         (["-m", "tome", "--target", "macs=2"], "a share is above 0 and below 1"),
         (["-m", "tome", "--proxy", "loss"], "unknown proxy 'loss'"),
@@ -160,8 +158,6 @@ def test_a_recipe_is_trained_at_the_points_of_a_grid(run: Run) -> None:
             ["-m", "tome", "--engine", "torch.export"],
             "an engine is for speedup targets: macs=0.8",
         ),
-        (["-m", "tome", "--shape", "slop"], "unknown shape 'slop'; did you mean 'slope'? valid: curve, free, slope"),
-        (["-m", "tome", "--shape", "curve", "--search", "gp"], "shape curve is searched by evolution or random"),
         (["-m", "tome", "--minutes", "0"], "a search needs some time"),
         (["-m", "tome", "--check", "nowhere:test"], "nowhere"),
         (["-m", "tome", "--engine", "tensorrt"], "unknown engine 'tensorrt'"),
@@ -190,18 +186,17 @@ def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], m
         (["--front", "0.5,0.5", "-m", "tome"], "has a target twice"),
         (
             ["--front", "0.5,speedup=2", "-m", "tome"],
-            "cannot read 'speedup=2' of --front '0.5,speedup=2': write values of",
+            "cannot read the target 'macs=speedup=2'",
         ),
-        (["--front", "", "-m", "tome"], "cannot read '' of --front ''"),
+        (["--front", "", "-m", "tome"], "cannot read the target 'macs='"),
         (["--grid", "study"], "is a value of a recipe or nothing that is known: give --train RECIPE too"),
         (["--front", "agree=0.5,0.9", "-m", "tome"], "a front is over targets of one kind"),
         (["--train", "cifar10_vit", "--grid", "epochs=1"], "the recipe names the model"),
         (["--grid", "tome:r=1", "--engine", "openvino"], "--engine is for a search"),
-        (["--grid", "tome:r=1", "--shape", "slope"], "--shape is for a search"),
         (["--grid", "tome:r=1", "--proxy", "kl"], "--proxy is for a search with --target or --front: leave it out"),
         (
-            ["--grid", "tome:r=1", "--search", "random", "--minutes", "0"],
-            "--minutes, --search are for a search with --target or --front: leave them out",
+            ["--grid", "tome:r=1", "--check", "images", "--minutes", "0"],
+            "--check, --minutes are for a search with --target or --front: leave them out",
         ),
         (["--train", "cifar10_vit"], "--train RECIPE trains the points of a grid"),
     ],
@@ -229,7 +224,6 @@ RECIPE_SAYS = "not for --train, whose recipe says how the model is made and the 
         (["--data-option", "a=1"], f"--data-option is {RECIPE_SAYS} it out"),
         (["--batch-size", "8"], f"--batch-size is {RECIPE_SAYS} it out"),
         (["--proxy", "kl"], "--proxy is for a search with --target or --front: leave it out"),
-        (["--search", "random"], "--search is for a search with --target or --front: leave it out"),
         (
             ["--device", "cuda:1"],
             "--device cuda:1 names one of several devices, and with --train accelerate chooses it: write --device cuda",

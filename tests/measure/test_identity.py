@@ -27,7 +27,6 @@ from vitrim.measure.task_data import open_task
 from vitrim.tasks import make_task
 from vitrim.tasks.options import Protocol
 from vitrim.tuning import optimize as optimizing
-from vitrim.tuning import search
 from vitrim.tuning import tune as tuning
 from vitrim.tuning.search import Searches
 
@@ -166,7 +165,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
         stop_with(next(one for one in given if hasattr(one, "value")))
 
     monkeypatch.setattr(optimizing, "Race", race)
-    monkeypatch.setattr(Searches, "run", lambda self: stop_with(self.study))
+    monkeypatch.setattr(Searches, "run", lambda self: stop_with(self.store))
     monkeypatch.setattr(tuning, "sweep", lambda *given, **_: stop_with(given[4]))
 
 
@@ -210,25 +209,12 @@ def test_a_study_of_other_weights_labels_or_images_is_not_resumed(
     with pytest.raises(Reached):
         attempt()
     for changes, name in (({"column": "b"}, "images"), ({"seed": 1}, "weights"), ({"num_heads": 4}, "model")):
-        with pytest.raises(VitrimError, match=rf"is of another search: its (content\.{name}|made_for\.parameters) is"):
+        with pytest.raises(VitrimError, match=rf"is of another run: its (content\.{name}|made_for\.parameters) is"):
             attempt(**changes)
     write(table, 9)
-    with pytest.raises(VitrimError, match=r"is of another search: its content\.images is"):
+    with pytest.raises(VitrimError, match=r"is of another run: its content\.images is"):
         attempt()
     assert (out / "study.jsonl").read_bytes() == before
-
-
-def test_a_search_on_other_batches_in_memory_is_not_resumed(stopped: None, tmp_path: Path) -> None:
-    def attempt(images: torch.Tensor, *, resume: bool = True) -> None:
-        search(model(), "topk", list(images), target="macs=0.8", study=tmp_path / "study.jsonl", resume=resume)
-
-    images = torch.randn(3, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(Reached):
-        attempt(images, resume=False)
-    with pytest.raises(Reached):
-        attempt(images.clone())
-    with pytest.raises(VitrimError, match=r"its content\.images is"):
-        attempt(images.flip(0))
 
 
 def test_an_evaluation_with_other_learned_parameters_is_not_resumed(tmp_path: Path) -> None:
@@ -258,7 +244,7 @@ def test_the_first_line_of_a_study_names_what_it_is_of(stopped: None, tmp_path: 
     images = vitrim.DataSpec(data(), few=True)
     with pytest.raises(Reached):
         optimized(model(), images, tmp_path)
-    head = json.loads((tmp_path / "study.jsonl").read_text().splitlines()[0])
+    head = json.loads((tmp_path / "study.jsonl").read_text().splitlines()[0])["value"]
     task, dataset = open_task(ModelSpec(model()).load(), images)
     assert head["content"] == identity(model(), task, dataset)
     assert head["environment"] == environment(dtype="fp32", seed=0)

@@ -13,12 +13,12 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 import vitrim
+from searches import search, thirds
 from vitrim.core.method import MethodConfig
 from vitrim.engines.engine import Eager
 from vitrim.engines.runnable import Module, Runnable
 from vitrim.errors import VitrimError
 from vitrim.tuning import cost as costs
-from vitrim.tuning import search
 from vitrim.tuning.cost import LatencyCost, eager, latency_fit, timer_on
 from vitrim.tuning.search import SearchSpec
 from vitrim.tuning.space import Space, quiet
@@ -105,12 +105,11 @@ def test_eager_alone_is_the_timer_that_was() -> None:
             {"spec": SearchSpec(engine="torch.export"), "target": "macs=0.5"},
             "an engine is for speedup targets: macs=0.5",
         ),
-        ({"spec": SearchSpec(engine="torch.export"), "timer": eager}, "give an engine or a timer, not both"),
     ],
 )
 def test_wrong_engines_of_a_search(model: VisionTransformer, options: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrimError, match=message):
-        search(model, "tome", list(torch.zeros(6, 4, 3, 32, 32)), **{"target": "speedup=1.2", **options})
+        search(model, "tome", thirds(torch.zeros(24, 3, 32, 32), 4), **{"target": "speedup=1.2", **options})
 
 
 def test_every_model_is_timed_in_the_precision_of_the_engine(

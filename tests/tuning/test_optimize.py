@@ -175,7 +175,7 @@ def run(
 def measured(out: Path) -> list[str]:
     """The names of all that the study of a folder holds."""
     lines = [json.loads(line) for line in (out / "study.jsonl").read_text().splitlines()]
-    return [line["measured"] for line in lines if "measured" in line]
+    return [line["unit"] for line in lines[1:]]
 
 
 def test_the_file_the_report_and_the_sentence(source: str, whole: Whole) -> None:
@@ -258,7 +258,7 @@ def test_killed_and_resumed_ends_the_same(source: str, whole: Whole, watch: Watc
 def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
     source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(racing, "TOGETHER", 1)
+    monkeypatch.setattr("vitrim.tuning.halving.TOGETHER", 1)
     follow, passes = Measurement.follow, []
 
     def stopping(self: Measurement, *given: Any) -> None:
@@ -270,7 +270,7 @@ def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
     monkeypatch.setattr(Measurement, "follow", stopping)
     with pytest.raises(Stop):
         run(source, tmp_path / "out")
-    assert len([name for name in measured(tmp_path / "out") if name.startswith("losses on")]) == 2
+    assert len([name for name in measured(tmp_path / "out") if name.startswith("search 0-")]) == 2
 
 
 @pytest.mark.slow
@@ -508,7 +508,7 @@ def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_pat
     before = (tmp_path / "out" / "study.jsonl").read_text()
     with pytest.raises(VitrimError, match="is there already: resume it, or name another place"):
         run(source, tmp_path / "out")
-    with pytest.raises(VitrimError, match="is of another search: its batch_size is 1, and this one's 2"):
+    with pytest.raises(VitrimError, match="is of another run: its batch_size is 1, and this one's 2"):
         run(source, tmp_path / "out", results={"resume": True}, batch_size=2)
     assert (tmp_path / "out" / "study.jsonl").read_text() == before
 

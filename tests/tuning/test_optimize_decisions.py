@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -19,7 +20,9 @@ from vitrim.data import ImageDataset
 from vitrim.engines.engine import FileEngine
 from vitrim.engines.formats.pt2 import PT2
 from vitrim.errors import VitrimError
+from vitrim.measure.store import Store
 from vitrim.tuning import optimize_race as racing
+from vitrim.tuning.halving import Evaluator
 from vitrim.tuning.optimize_race import Candidate, Race, Rung
 from vitrim.tuning.optimize_report import in_words
 from vitrim.tuning.proxy import DatasetImages
@@ -47,6 +50,7 @@ class Tables:
     timed: list[str] = field(default_factory=list)
     scored: list[str] = field(default_factory=list)
     quartile: float = 0.99
+    batch_size: int = 32
 
     def key(self, config: Any, on: Any) -> str:
         return f"{on.label} {on.precision}" if config is None else config.describe()
@@ -65,9 +69,16 @@ class Tables:
         self.scored += names
         return [self.lost[name] for name in names]
 
-    def losses(self, configs: Any, count: int) -> list[dict[str, float]]:
+    def losses(self, configs: Any) -> list[dict[str, float]]:
         self.scored += [config.describe() for config in configs]
         return [self.lost[config.describe()] for config in configs]
+
+    def images(self, part: str) -> int:
+        return IMAGES
+
+    def __call__(self, configs: Any, part: str, start: int, stop: int) -> list[Any]:
+        """The divergence of every image, for the race."""
+        return [{"kl": np.full(stop - start, self.lost[config.describe()]["kl"])} for config in configs]
 
 
 def race(tables: Tables, *, labels: bool = True, engines: Any = (FAST,)) -> Any:
@@ -76,6 +87,7 @@ def race(tables: Tables, *, labels: bool = True, engines: Any = (FAST,)) -> Any:
     )
     made = Race(None, None, SimpleNamespace(labels=labels), images, engines, 1, None, None, lambda text: None)
     made.times, made.losses, made.file_losses = tables.times, tables.losses, tables.file_losses
+    made.evaluator = Evaluator(tables, Store(None), "kl")  # type: ignore[arg-type]
     return made
 
 

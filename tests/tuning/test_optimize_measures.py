@@ -18,11 +18,11 @@ from vitrim.core.registry import parse_method
 from vitrim.engines.engine import Engine
 from vitrim.engines.runnable import Module, Runnable
 from vitrim.measure.probes import PairedLoss
+from vitrim.measure.store import Store
 from vitrim.tasks import make_task
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize_race import Candidate, Race
 from vitrim.tuning.proxy import DatasetImages, Part
-from vitrim.tuning.study import Study
 
 COUNT = 33
 METHOD = "topk:keep_rate=0.4,blocks=[0]"
@@ -63,7 +63,7 @@ def race(dataset: TensorDataset, tmp_path: Path) -> Race:
     task = make_task("classification", 5)
     images = DatasetImages(dataset, COUNT // 3, racing.SEARCHED_AT)
     loss = PairedLoss(task, labels=True)
-    return Race(model(), task, loss, images, [Doubling()], 4, Study(None, {}), tmp_path, lambda text: None)
+    return Race(model(), task, loss, images, [Doubling()], 4, Store(None), tmp_path, lambda text: None)
 
 
 def expected(dataset: TensorDataset, places: list[int], run: Any) -> dict[str, Any]:
@@ -90,9 +90,10 @@ def reduced() -> Any:
 def test_methods_race_on_the_first_third_alone(dataset: TensorDataset, race: Race) -> None:
     """Those of the second third choose, and those of the last one check: neither may be seen here."""
     search = list(range(0, COUNT, 3))
-    for count in (len(search), 5):
-        (found,) = race.losses([parse_method(METHOD)], count)
-        assert found == expected(dataset, search[:count], reduced())
+    (found,) = race.losses([parse_method(METHOD)])
+    assert found == expected(dataset, search, reduced())
+    (each,) = race.evaluator.piece([parse_method(METHOD)], "search", 0, 5)
+    assert each["kl"].mean() == expected(dataset, search[:5], reduced())["kl"]
 
 
 @pytest.mark.parametrize(("part", "first"), [("search", 0), ("selection", 1), ("check", 2)])

@@ -14,7 +14,7 @@ import vitrim
 from vitrim.measure.contestants import ModelOutput
 from vitrim.measure.records import Batch, Processes
 from vitrim.tasks import make_task
-from vitrim.tuning.proxy import PARTS, BatchImages, Damage, DatasetImages, ModelScorer, _in_order
+from vitrim.tuning.proxy import PARTS, Damage, DatasetImages, ModelScorer, _in_order
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
@@ -70,13 +70,6 @@ def test_the_three_parts_are_disjoint() -> None:
     parts = [set(images().places[part]) for part in PARTS]
     assert [len(part) for part in parts] == [16, 16, 16]
     assert len(set.union(*parts)) == 48
-    memory = BatchImages(list(IMAGES.split(4)))
-    for part in PARTS:
-        assert memory.count(part) == 16
-        pieces = [batch.images for batch in memory.batches(part, 4, 16)]
-        assert [len(piece) for piece in pieces] == [4, 4, 4]
-    every = torch.cat([batch.images for part in PARTS for batch in memory.batches(part, 0, 16)])
-    assert len(np.unique(every.numpy(), axis=0)) == 48
 
 
 @pytest.mark.slow
@@ -146,6 +139,3 @@ def test_a_sample_of_sorted_images_is_spread_over_its_part() -> None:
     found = torch.cat([batch.images for batch in parts.sample("search", 4)])[:, 0, 0, 0].tolist()
     assert found == [0.0, 30.0, 57.0, 87.0]
     assert sum(len(batch) for batch in parts.sample("search", 99)) == 30
-    batches = BatchImages(list(images.split(5)))  # 18 batches, 6 of each part
-    found = torch.cat([batch.images for batch in batches.sample("search", 8)])[:, 0, 0, 0].tolist()
-    assert found == [*range(5), *range(75, 80)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ import pytest
 import vitrim
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
+from vitrim.measure.store import Store
 from vitrim.tuning.cost import Cost
+from vitrim.tuning.halving import Evaluator
 from vitrim.tuning.proxy import Part, Scores
 from vitrim.tuning.result import Result, Target
-from vitrim.tuning.search import Search, race, survivors_of
+from vitrim.tuning.search import Search
 from vitrim.tuning.space import Space
-from vitrim.tuning.study import Evaluator, Study
 
 TARGET = Target("macs", 0.695)
 METHODS = {"tome": 0.30, "topk": 0.31, "gtp": 0.40, "mctf": 0.5, "pitome": 0.6, "bat": 0.7}
@@ -72,18 +74,21 @@ class Noisy:
         return found
 
 
-def run(scorer: Noisy, study: Study, methods: Sequence[str] = tuple(METHODS), evaluations: int = 24) -> Result:
-    evaluator = Evaluator(scorer, study)
-    searches = [Search(space(name), Tokens(space(name)), evaluator, TARGET, seed=scorer.seed) for name in methods]
-    return race(searches, evaluations)
+def searching(scorer: Noisy, methods: Sequence[str] = tuple(METHODS), target: Target = TARGET, **how: Any) -> Search:
+    spaces = [space(name) for name in methods]
+    evaluator: Any = Evaluator(scorer, how.pop("store", Store(None)))  # type: ignore[arg-type]
+    return Search([(one, Tokens(one)) for one in spaces], evaluator, target, seed=scorer.seed, **how)
+
+
+def run(scorer: Noisy, evaluations: int = 24, **how: Any) -> Result:
+    return searching(scorer, **how).run(evaluations)
 
 
 def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> None:
     scorer = Noisy(noise=0.01)
-    result = run(scorer, Study(None, {}))
+    result = run(scorer)
     assert (result.race[0].method, result.race[0].state) == ("tome", "searched")
     assert {row.method for row in result.race} == set(METHODS)
-    assert len([row for row in result.race if row.state == "searched"]) <= 3
     assert result.race[-1].method == "bat"
     assert result.race[-1].images < 64, "what is far behind runs on few images"
     assert result.better
@@ -98,48 +103,55 @@ def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> No
 @pytest.mark.slow
 def test_the_best_method_is_never_dropped() -> None:
     """In at most 2 of 100 races under noise four times as large as the gap to the next one, first seen on 8 images."""
-    evaluator = Evaluator(Noisy(noise=0.0), Study(None, {}))
-    searches = [Search(space(name), Tokens(space(name)), evaluator, TARGET) for name in METHODS]
-    starts = {id(search): search.starts(TARGET.limit) for search in searches}
-    best = min(searches, key=lambda one: min(damage(start.config) for start in starts[id(one)]))
+    exact = searching(Noisy(noise=0.0))
+    constants, starts = exact.starts(TARGET.limit, 20, set())
+    best = min([*constants, *starts], key=lambda trial: damage(trial.config)).method
     lost = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Search, "starts", lambda search, limit: starts[id(search)])  # they do not depend on the seed
-        for seed in range(100):
-            noisy = Evaluator(Noisy(noise=0.02, seed=seed), Study(None, {}))
-            left, _ = survivors_of(searches, noisy, TARGET.limit)
-            lost += best not in [one.search for one in left]
+    for seed in range(100):
+        search = searching(Noisy(noise=0.02, seed=seed))
+        search._race([*constants, *starts], len(constants))
+        lost += best not in {trial.method for trial in search.trials if search._full(trial)}
     assert lost <= 2
 
 
 def test_a_method_that_cannot_be_so_cheap_says_so() -> None:
-    evaluator = Evaluator(Noisy(noise=0.0), Study(None, {}))
-
-    def searches(target: Target, *methods: str) -> list[Search]:
-        return [Search(space(name), Tokens(space(name)), evaluator, target) for name in methods]
-
     with pytest.raises(VitrimError, match="tome cannot go below"):
-        race(searches(Target("macs", 0.1), "tome"), evaluations=4)
-    rows = race(searches(Target("macs", 0.5), "tome", "topk:blocks=[3]"), evaluations=4).race
+        run(Noisy(noise=0.0), 4, methods=["tome"], target=Target("macs", 0.1))
+    rows = run(Noisy(noise=0.0), 4, methods=["tome", "topk:blocks=[3]"], target=Target("macs", 0.5)).race
     assert [(row.method, row.state) for row in rows] == [("tome", "searched"), ("topk:blocks=[3]", "out of reach")]
     assert rows[1].note.startswith("topk cannot go below")
 
 
 def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
-    few = {"methods": ("tome", "gtp", "mctf"), "evaluations": 10}
-    whole = run(Noisy(noise=0.02), Study(tmp_path / "whole.jsonl", {}), **few)
+    few: dict[str, Any] = {"methods": ("tome", "gtp", "mctf"), "evaluations": 10}
+    whole = run(Noisy(noise=0.02), store=Store(tmp_path / "whole.jsonl"), **few)
     assert {row.state for row in whole.race} == {"searched", "dropped"}
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     for cut in range(1, len(lines), len(lines) // 3):
         part = tmp_path / "part.jsonl"
         part.write_bytes(b"".join(lines[:cut]))
-        assert run(Noisy(noise=0.02), Study(part, {}, resume=True), **few) == whole
+        assert run(Noisy(noise=0.02), store=Store(part, resume=True), **few) == whole
         assert part.read_bytes() == b"".join(lines)
 
 
 @pytest.mark.parametrize("evaluations", [12, 24])
-def test_the_searches_share_the_evaluations(evaluations: int) -> None:
-    result = run(Noisy(noise=0.3), Study(None, {}), evaluations=evaluations)
-    searched = [row for row in result.race if row.state == "searched"]
+def test_methods_that_stay_in_the_race_share_the_evaluations(evaluations: int) -> None:
+    result = run(Noisy(noise=0.3), evaluations)
+    searched = [row.method for row in result.race if row.state == "searched"]
     assert len(searched) > 1
-    assert evaluations // 2 < len(result.trials) <= evaluations
+    tried = [trial for trial in result.trials if trial.method in searched]
+    starts = [trial for trial in tried if trial.source in ("constant", "start")]
+    assert len(tried) == max(evaluations, len(starts))
+
+
+def test_children_are_of_the_best_settings_that_saw_all_images_whatever_their_methods() -> None:
+    search = searching(Noisy(noise=0.0))
+    search.run(40)
+    full = sorted(filter(search._full, search.trials), key=search._score)
+    left = {trial.method for trial in search.trials if trial.source in ("mutation", "crossover")}
+    assert full[0].method in left
+    assert left <= {row.method for row in search.outcomes() if row.state == "searched"}
+    sources = [trial.source for trial in search.trials]
+    assert sources == sorted(
+        sources, key=lambda source: ("constant", "start").index(source) if source in ("constant", "start") else 2
+    )

@@ -1,4 +1,4 @@
-"""What is said of trials: who is a parent, which is returned, what is progress."""
+"""What is said of trials: which is returned, what is progress."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import vitrim
-from vitrim.tuning.result import Difference, ParetoFront, Result, Target, Trial
-from vitrim.tuning.strategy import PARENTS, Observation, parents_of
+from vitrim.tuning.halving import Difference
+from vitrim.tuning.result import Result, Target, Trial, front_rows
 from vitrim.tuning.tune import _improvements
 
 CONSTANT, SEARCHED = vitrim.ToMe(r=4), vitrim.ToMe(r=[8, 4, 0])
 
 
 def trial(number: int, score: float, config: Any = CONSTANT) -> Trial:
-    return Trial(number, config, (1.0, 1.0), 0.6, "mutation", 8, {"feature": score})
+    return Trial(number, "tome", config, (1.0, 1.0), 0.6, "mutation", 8, {"feature": score})
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -30,19 +30,11 @@ def test_the_setting_that_is_returned_is_marked_on_a_front(better: bool) -> None
     evaluator: Any = SimpleNamespace(
         proxy="feature", whole=lambda configs, part: [{"feature": np.array([damage[configs[0].describe()]])}]
     )
-    points = ParetoFront.of([result], evaluator).points
-    assert [(one.setting, one.returned) for one in points] == [("constant", not better), ("searched", better)]
-    assert [one.on_front for one in points] == [False, True]  # as cheap, and less damage
+    rows = front_rows([result], evaluator)
+    assert [(row["setting"], row["returned"]) for row in rows] == [("constant", not better), ("searched", better)]
+    assert [row["on_front"] for row in rows] == [False, True]  # as cheap, and less damage
     same: Any = Result(pair[0], pair[0], {}, False, pair, {}, "feature", Target("macs", 0.6), result.cost)
-    assert [one.returned for one in ParetoFront.of([same], evaluator).points] == [True]
-
-
-def test_parents_are_the_best_of_those_that_saw_all_images() -> None:
-    """What was dropped has a score that is only expected, however good."""
-    values = [5.0, 3.0, 9.0, 1.0, 4.0, 2.0, 8.0]
-    seen = [Observation((1.0,), CONSTANT, value, full=value != 1.0) for value in values]
-    assert [one.value for one in parents_of(seen)] == [2.0, 3.0, 4.0, 5.0]
-    assert PARENTS == 4
+    assert [row["returned"] for row in front_rows([same], evaluator)] == [True]
 
 
 def test_progress_names_the_first_of_every_method_and_what_is_better_than_all_before() -> None:

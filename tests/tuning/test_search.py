@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,15 @@ import numpy as np
 import pytest
 
 import vitrim
-from full_matrix import FULL_MATRIX, cells
+from full_matrix import FULL_MATRIX
 from vitrim.errors import VitrimError
+from vitrim.measure.store import Store
 from vitrim.tuning.cost import Cost, within
+from vitrim.tuning.halving import Evaluator, halve
 from vitrim.tuning.proxy import Part, Scores
 from vitrim.tuning.result import Result, Target, Trial
 from vitrim.tuning.search import Search
 from vitrim.tuning.space import Space
-from vitrim.tuning.strategy import make_strategy
-from vitrim.tuning.study import Evaluator, Study
 
 TARGET = Target("macs", 0.615)
 LIMIT = TARGET.limit
@@ -93,15 +91,17 @@ def run(
     resume: bool = False,
     seed: int = 0,
     evaluations: int = 40,
-    search: str = "evolution",
+    strategy: str = "evolution",
 ) -> tuple[Result, list[Trial]]:
     seen: list[Trial] = []
-    study = Study(file, {"seed": seed}, resume=resume)
-    search_ = Search(
-        *(SPACE, TokenCost(), Evaluator(scorer, study), TARGET), strategy=make_strategy(search), seed=seed,
-        on_trial=seen.append,
-    )  # fmt: skip
-    return search_.run(evaluations), seen
+    store = Store(file, {"seed": seed}, resume=resume)
+    how: dict[str, Any] = {"strategy": strategy, "seed": seed, "on_trial": seen.append}
+    return searching(scorer, store=store, **how).run(evaluations), seen
+
+
+def searching(scorer: Simulated, *, store: Store | None = None, cost: Cost | None = None, **options: Any) -> Search:
+    evaluator: Any = Evaluator(scorer, store or Store(None))  # type: ignore[arg-type]
+    return Search([(SPACE, cost or TokenCost())], evaluator, options.pop("target", TARGET), **options)
 
 
 def brute_force(damage: Damage) -> tuple[float, str]:
@@ -130,7 +130,7 @@ def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
 @pytest.mark.slow
 def test_a_setting_that_is_slower_than_predicted_is_not_chosen() -> None:
     def search_(wrong: dict[str, float]) -> Search:
-        return Search(SPACE, TimedCost(wrong), Evaluator(Simulated(planted, 0.0), Study(None, {})), TARGET)
+        return searching(Simulated(planted, 0.0), cost=TimedCost(wrong))
 
     _, first = search_({}).explore(LIMIT, 30)
     assert first.measured == first.share
@@ -143,22 +143,13 @@ def test_a_setting_that_is_slower_than_predicted_is_not_chosen() -> None:
 
 @pytest.mark.slow
 def test_what_is_nearest_is_chosen_where_every_finalist_is_too_slow() -> None:
-    exact = Search(SPACE, TokenCost(), Evaluator(Simulated(planted, 0.0), Study(None, {})), TARGET)
+    exact = searching(Simulated(planted, 0.0))
     exact.explore(LIMIT, 30)
     slow = {SPACE.key(trial.config): 1.5 for trial in exact.trials}
-    search_ = Search(SPACE, TimedCost(slow), Evaluator(Simulated(planted, 0.0), Study(None, {})), TARGET)
+    search_ = searching(Simulated(planted, 0.0), cost=TimedCost(slow))
     _, chosen = search_.explore(LIMIT, 30)
     ranked = sorted(search_.trials, key=lambda trial: planted(trial.config))[:4]  # no noise: selection is by damage
     assert chosen.measured == min(1.5 * trial.share for trial in ranked)
-
-
-@pytest.mark.parametrize("search", cells(["random", "tpe", "gp"], ["random", "tpe"]))
-def test_every_search_comes_near_the_planted_optimum(search: str) -> None:
-    least, _ = brute_force(planted)
-    result, seen = run(Simulated(planted, noise=0.0), search=search, evaluations=18)
-    constant = planted(result.constant.config)
-    assert planted(result.best.config) - least <= 0.35 * (constant - least)
-    assert all(trial.share <= LIMIT for trial in seen)
 
 
 @pytest.mark.slow  # `test_race.py` never drops the best
@@ -210,27 +201,33 @@ def test_bad_candidates_stop_early_and_the_best_is_scored_on_all_images() -> Non
 # ---- resume ----------------------------------------------------------------------------------------------------------
 
 
+def test_tpe_comes_near_the_planted_optimum() -> None:
+    least, _ = brute_force(planted)
+    result, seen = run(Simulated(planted, noise=0.0), strategy="tpe", evaluations=18)
+    constant = planted(result.constant.config)
+    assert planted(result.best.config) - least <= 0.35 * (constant - least)
+    assert all(trial.share <= LIMIT for trial in seen)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("search", "evaluations"), [("evolution", 16), ("random", 10), ("tpe", 8), ("gp", 7)])
-def test_a_study_that_was_stopped_anywhere_ends_as_one_that_was_not(
-    tmp_path: Path, search: str, evaluations: int
+@pytest.mark.parametrize(("strategy", "evaluations", "source"), [("evolution", 16, "mutation"), ("tpe", 8, "tpe")])
+def test_a_search_that_was_stopped_anywhere_ends_as_one_that_was_not(
+    tmp_path: Path, strategy: str, evaluations: int, source: str
 ) -> None:
-    scorer, how = Simulated(planted, noise=0.05), {"search": search, "evaluations": evaluations}
+    how: dict[str, Any] = {"strategy": strategy, "evaluations": evaluations}
+    scorer = Simulated(planted, noise=0.05)
     whole, seen = run(scorer, tmp_path / "whole.jsonl", **how)
-    assert {trial.source for trial in seen} >= ({search} - {"evolution"} | {"constant", "start"})
+    assert {trial.source for trial in seen} >= {"constant", "start", source}
     text = (tmp_path / "whole.jsonl").read_bytes()
     lines = text.splitlines(keepends=True)
-    # all of them write the same log
-    step = 1 if FULL_MATRIX else max(len(lines) // (8 if search == "evolution" else 3), 1)
-    for cut in range(1, len(lines), step):
+    for cut in range(1, len(lines), 1 if FULL_MATRIX else max(len(lines) // 8, 1)):
         part = tmp_path / "part.jsonl"
         part.write_bytes(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])  # killed while it wrote
         again = Simulated(planted, noise=0.05)
         resumed, _ = run(again, part, resume=True, **how)
         assert part.read_bytes() == text
         assert resumed == whole
-        measured = sum("scored" in json.loads(line) for line in lines[cut:])
-        assert again.calls == measured, "what is in the study is not measured again"
+        assert again.calls == len(lines) - cut, "what is in the file is not measured again"
 
 
 def test_two_seeds_search_differently_and_one_seed_does_not(tmp_path: Path) -> None:
@@ -242,83 +239,13 @@ def test_two_seeds_search_differently_and_one_seed_does_not(tmp_path: Path) -> N
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_a_study_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
-    scorer, file = Simulated(planted, noise=0.05), tmp_path / "study.jsonl"
-    run(scorer, file, evaluations=8)
-    with pytest.raises(VitrimError, match="is there already"):
-        run(scorer, file, evaluations=8)
-    with pytest.raises(VitrimError, match="another search: its seed is 0, and this one's 3"):
-        run(scorer, file, resume=True, seed=3, evaluations=8)
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0], "{broken", *lines[2:]]) + "\n")
-    with pytest.raises(VitrimError, match="line 2, is damaged"):
-        run(scorer, file, resume=True, evaluations=8)
-    file.write_text("something else\n")
-    with pytest.raises(VitrimError, match="line 1, is damaged"):
-        run(scorer, file, resume=True, evaluations=8)
-    file.write_text('{"rows": []}\n')
-    with pytest.raises(VitrimError, match="is not a study"):
-        run(scorer, file, resume=True, evaluations=8)
-
-
-INSTEAD: tuple[Any, ...] = (None, True, 3, -1.5, "", "x", "AAAA", [], [[]], {}, {"feature": 3}, {"feature": "AAAA!"})
-
-
-def damaged(line: bytes) -> Iterator[bytes]:
-    """A line of a study with every kind of damage to each of its entries."""
-    row = json.loads(line)
-    yield from (b"", line[: len(line) // 2], b"\x00" * 40, b"\xff\xfe", b"[" * 100_000, b"3", b"null", b"[1]")
-    for key, value in row.items():
-        yield json.dumps({name: one for name, one in row.items() if name != key}).encode()
-        yield json.dumps({(f"_{name}" if name == key else name): one for name, one in row.items()}).encode()
-        for other in INSTEAD:
-            if other != value:
-                yield json.dumps({**row, key: other}).encode()
-    for name, text in row["scores"].items() if "scored" in row else ():
-        for other in (text[4:], text[:-1], f"{text}AAAA", f"\n{text}", text.replace("A", "*", 1) + "*"):
-            yield json.dumps({**row, "scores": {**row["scores"], name: other}}).encode()
-
-
-def refusal(file: Path, **how: Any) -> str:
-    """What a search that is resumed from the file says of it; nothing where it ends well."""
-    try:
-        run(Simulated(planted, noise=0.05), file, resume=True, **how)
-    except VitrimError as error:
-        return str(error)
-    return ""
-
-
-def test_a_damaged_line_is_refused_by_its_number_and_a_damaged_end_is_measured_again(tmp_path: Path) -> None:
-    """Whatever is wrong with a line of any kind: one line, and the file as it was; or the same study as without."""
-    file, part, how = tmp_path / "whole.jsonl", tmp_path / "part.jsonl", {"evaluations": 3}
-    run(Simulated(planted, noise=0.05), file, **how)
-    lines = file.read_bytes().splitlines()
-    scored = next(place for place, line in enumerate(lines) if b'"scored"' in line)
-    tried = {True: 0, False: 0}
-    for place in (scored, len(lines) - 2):
-        for other in damaged(lines[place]):
-            for rest in (lines[place + 1 :], []):
-                given = b"".join(line + b"\n" for line in [*lines[:place], other, *rest])
-                part.write_bytes(given)
-                refused = refusal(part, **how)
-                if refused:
-                    assert re.fullmatch(rf".*part\.jsonl, line {place + 1}, is [^\n]*", refused), (other, refused)
-                    assert part.read_bytes() == given
-                else:
-                    assert not rest, other
-                    assert part.read_bytes() == file.read_bytes()
-                tried[bool(refused)] += 1
-    assert tried[True] > 100
-    assert tried[False] > 50
-
-
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_limit_out_of_reach_names_the_one_that_is_within() -> None:
     low = Target("macs", 0.05)
     with pytest.raises(VitrimError, match=r"tome cannot go below [\d.]+% of the dense model's macs"):
-        Search(SPACE, TokenCost(), Evaluator(Simulated(planted, 0.0), Study(None, {})), low).run(10)
+        searching(Simulated(planted, 0.0), target=low).run(10)
 
 
 @pytest.mark.sampled(2)
@@ -342,50 +269,65 @@ def test_a_point_gives_the_mildest_setting_within_the_limit(limit: float) -> Non
 def test_no_round_compares_single_images(batch_size: int, images: int, rounds: list[int]) -> None:
     scorer = Simulated(planted, 0.0, images=images)
     scorer.batch_size = batch_size
-    assert Evaluator(scorer, Study(None, {})).rounds() == rounds
+    assert Evaluator(scorer, Store(None)).rounds() == rounds  # type: ignore[arg-type]
 
 
 # ---- the same images on both sides -----------------------------------------------------------------------------------
 
 
-def _known(whole: list[float], *others: list[float]) -> Search:
-    """A search whose first trial has seen all 8 images, and whose other ones the first few."""
-    scorer = Simulated(planted, noise=0.0)
-    scorer.count = len(whole)
-    search_ = Search(SPACE, TokenCost(), Evaluator(scorer, Study(None, {})), TARGET)
-    for number, seen in enumerate([whole, *others]):
-        values = np.array(seen, dtype=np.float32)
-        point, scores = (1.0, 1.0, 1.0), {"feature": float(values.mean())}
-        search_.trials.append(Trial(number, vitrim.ToMe(r=number), point, 0.5, "start", len(seen), scores))
-        search_._seen.append(values)
-    return search_
+class Listed(Simulated):
+    """The damage of every image by the strength of a setting, written down."""
+
+    batch_size = 1
+
+    def __init__(self, *damages: list[float]) -> None:
+        super().__init__(planted, 0.0, images=len(damages[0]))
+        self.damages = damages
+
+    def _scores(self, config: vitrim.MethodConfig, part: Part, start: int, stop: int) -> Scores:
+        return {"feature": np.array(self.damages[config.r][start:stop], dtype=np.float32)}  # type: ignore[attr-defined]
 
 
-def test_a_candidate_is_compared_on_the_images_that_it_has_seen() -> None:
-    """Damage falls from image to image: that of the first ones is not more than that of all."""
-    whole = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    search_ = _known(whole)
-    best = search_.trials[0]
-    like = {"feature": np.array([8.0, 6.9, 6.1, 5.0], dtype=np.float32)}
-    worse = {"feature": np.array([9.0, 8.1, 6.9, 6.0], dtype=np.float32)}
-    assert search_._survivors([0, 1], [like, worse], best) == [0]
-    assert search_._survivors([0, 1], [worse, like], None) == [0, 1]  # without a best, against the first
+WHOLE = [float(80 - image) for image in range(64)]
+"""Damage falls from image to image: that of the first ones is not more than that of all."""
+LIKE = [one + (0.1 if image % 2 else -0.1) for image, one in enumerate(WHOLE)]
+WORSE = [one + (0.9 if image % 2 else 1.1) for image, one in enumerate(WHOLE)]
 
 
-def test_what_a_stopped_candidate_would_have_come_to_follows_from_the_images_that_both_saw() -> None:
-    """Half a point above the best on its first four images, so half a point above its mean of 4.5."""
-    search_ = _known([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [8.5, 7.5, 6.5, 5.5], [7.0, 7.0])
-    assert [(one.value, one.full) for one in search_._observations()] == [(4.5, True), (5.0, False), (4.0, False)]
+def lengths(scorer: Simulated, count: int, rival: Any = None, **how: int) -> list[int]:
+    """The images that settings with strengths 0, 1, ... see in a race."""
+    evaluator: Any = Evaluator(scorer, Store(None))  # type: ignore[arg-type]
+    configs = [vitrim.ToMe(r=strength) for strength in range(count)]
+    return [len(one["feature"]) for one in halve(configs, evaluator, rival, **how)]
+
+
+def test_a_setting_is_compared_on_the_images_that_it_has_seen() -> None:
+    rival = {"feature": np.array(WHOLE, dtype=np.float32)}
+    assert lengths(Listed(LIKE, WORSE), 2, rival) == [64, 8]
+    assert lengths(Listed(WORSE, LIKE), 2) == [8, 64], "without a rival, with the best of them"
+    assert lengths(Listed(WORSE, LIKE), 2, constants=1) == [64, 64], "the constant one stays"
+    assert lengths(Listed(WORSE, LIKE, WHOLE), 3, constants=2) == [8, 64, 64], "of several the best"
+    assert lengths(Listed(WORSE, LIKE), 2, least=2) == [64, 64], "so many stay"
+
+
+@pytest.mark.parametrize(("behind", "stays"), [(2.4, True), (2.5, False)])
+def test_on_eight_images_a_setting_may_be_two_and_a_half_standard_errors_behind(behind: float, stays: bool) -> None:
+    """Differences of a mean plus or minus 1: their standard error is 1 / sqrt(7)."""
+    scorer = Listed([4.0] * 64, [4.0 + behind / 7**0.5 + sign for sign in (1.0, -1.0) * 32])
+    scorer.batch_size = 8
+    assert (lengths(scorer, 2)[1] > 8) is stays
 
 
 def test_a_measured_cost_may_be_over_the_limit_by_the_error_of_predictions() -> None:
     """2 %: what costs 1 % more than the limit is taken, what costs 3 % more is not."""
-    search_ = _known([1.0] * 8, [2.0] * 8, [3.0] * 8)
-    search_.cost = TimedCost({})
-    ranked = [search_.trials[1], search_.trials[2]]
-    share = search_.cost.share(search_.trials[1].config)
-    assert search_._first_within(ranked, share / 1.01).number == 1
-    assert search_._first_within(ranked, share / 1.03).number == 2
+    search_ = searching(Simulated(planted, 0.0), cost=TimedCost({}))
+    for number in range(3):
+        config, share = vitrim.ToMe(r=number), TokenCost().share(vitrim.ToMe(r=number))
+        search_.trials.append(Trial(number, "tome", config, (1.0, 1.0, 1.0), share, "start"))
+    constant, *ranked = search_.trials
+    share = ranked[0].share
+    assert search_._first_within(ranked, constant, share / 1.01).number == 1
+    assert search_._first_within(ranked, constant, share / 1.03).number == 2
 
 
 def test_an_estimate_that_is_too_low_is_corrected_until_the_cost_is_within() -> None:

@@ -12,20 +12,19 @@ import numpy as np
 import pytest
 import torch
 from timm.models import VisionTransformer
-from torch.utils.data import TensorDataset
 
 import vitrim
+from searches import search, thirds
 from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
-from vitrim.tuning import Result, Target, search
+from vitrim.tuning import Result, Target
 from vitrim.tuning.cost import LatencyCost
 from vitrim.tuning.proxy import PARTS, DatasetImages, ModelScorer
 from vitrim.tuning.result import Trial
 from vitrim.tuning.search import Search, SearchSpec
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
 
 pytestmark = pytest.mark.usefixtures("macs_counted_once")
 
@@ -36,8 +35,8 @@ def model() -> VisionTransformer:
     return VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=5).eval()
 
 
-def images(each: int = 16) -> DatasetImages:
-    return DatasetImages(DATASET, each, 4)
+def images() -> DatasetImages:
+    return thirds(IMAGES, 4)
 
 
 def find(model: VisionTransformer, method: str = "tome", **changes: Any) -> Result:
@@ -57,7 +56,7 @@ def found(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) ->
     trials: list[Trial] = []
     study = tmp_path_factory.mktemp("search") / "study.jsonl"
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    result = find(model, about={"data": "noise"}, study=study, on_trial=trials.append)
+    result = find(model, about={"data": "noise"}, store=study, on_trial=trials.append)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     return Found(result, trials, study)
 
@@ -110,11 +109,11 @@ def test_a_resumed_search_gives_the_same_study_bit_for_bit(
     lines = text.splitlines(keepends=True)
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(b"".join(lines[: len(lines) // 2]))
-    resumed = find(model, about={"data": "noise"}, study=cut, resume=True)
+    resumed = find(model, about={"data": "noise"}, store=cut, resume=True)
     assert cut.read_bytes() == text
     assert resumed.record() == found.result.record()
-    with pytest.raises(VitrimError, match=r"of another search: its target is macs=0.7"):
-        find(model, study=cut, resume=True, target="macs=0.6")
+    with pytest.raises(VitrimError, match=r"of another run: its target is macs=0.7"):
+        find(model, store=cut, resume=True, target="macs=0.6")
 
 
 def test_measurements_of_other_weights_are_not_taken_over(
@@ -127,9 +126,9 @@ def test_measurements_of_other_weights_are_not_taken_over(
     with torch.no_grad():
         other.blocks[1].mlp.fc1.weight[3, 5] += 1e-3
     with pytest.raises(VitrimError):
-        find(other, about={"data": "noise"}, study=cut, resume=True)
+        find(other, about={"data": "noise"}, store=cut, resume=True)
     assert cut.read_bytes() == before
-    assert find(copy.deepcopy(model), about={"data": "noise"}, study=cut, resume=True).record() == found.result.record()
+    assert find(copy.deepcopy(model), about={"data": "noise"}, store=cut, resume=True).record() == found.result.record()
 
 
 @pytest.mark.slow
@@ -144,7 +143,7 @@ def test_a_speedup_is_predicted_from_times_that_a_study_keeps(model: VisionTrans
         slower = 1.1 if len(asked) > 1 else 1.0
         return np.array([slower * sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
 
-    how = {"target": "speedup=1.5", "study": tmp_path / "study", "evaluations": 3, "timer": timed}
+    how = {"target": "speedup=1.5", "store": tmp_path / "study", "evaluations": 3, "timer": timed}
     result = find(model, **how)
     assert isinstance(result.cost, LatencyCost)
     assert result.cost.error < 0.01
@@ -203,7 +202,6 @@ def test_a_constant_that_agrees_is_compared_anew() -> None:
         ({"target": "speed=2"}, "unknown target 'speed'; did you mean 'speedup'"),
         ({"target": "macs"}, "cannot read the target 'macs'"),
         ({"target": "macs=0.01"}, "tome cannot go below .* and 1.0% are asked for"),
-        ({"evaluations": 0}, "at least 1 evaluation"),
         ({"method": "none"}, "nothing to tune"),
     ],
 )
@@ -212,7 +210,7 @@ def test_what_cannot_be_is_one_line(
 ) -> None:
     """And leaves no study, whose next search would be another one."""
     with pytest.raises(VitrimError, match=message):
-        find(model, study=tmp_path / "study.jsonl", **changes)
+        find(model, store=tmp_path / "study.jsonl", **changes)
     assert not list(tmp_path.iterdir())
 
 
@@ -222,29 +220,20 @@ def test_trials_are_reported_as_they_end(found: Found) -> None:
     assert Target.parse("macs=0.7") == found.result.target
 
 
-def timed_by_tokens(model: Any, configs: Sequence[Any], *rest: Any) -> tuple[Any, float]:
-    return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
-
-
-@pytest.fixture(scope="module")
-def of_times(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The lines of a study that keeps times."""
-    file = tmp_path_factory.mktemp("times") / "study"
-    find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed_by_tokens)
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [{"fit": [1.0]}, {"fit": None}, {"error": "x"}, {"dense_ms": 0.0}, {"dense_ms": True}, {"worst": []}, {"fit": 3}],
-)
-def test_times_that_a_study_cannot_have_kept_are_refused(
-    model: VisionTransformer, of_times: list[dict[str, Any]], tmp_path: Path, damage: dict[str, Any]
+@pytest.mark.slow
+def test_a_search_whose_time_is_over_chooses_among_what_it_tried_and_resumes_as_it_ended(
+    model: VisionTransformer, tmp_path: Path
 ) -> None:
-    file, lines = tmp_path / "study", copy.deepcopy(of_times)
-    place = next(place for place, row in enumerate(lines) if row.get("measured") == "latency")
-    lines[place]["value"] |= damage
-    file.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    with pytest.raises(VitrimError, match=rf"study, line {place + 1}, is damaged: {next(iter(damage))}") as caught:
-        find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed_by_tokens, resume=True)
-    assert "\n" not in str(caught.value)
+    file = tmp_path / "study.jsonl"
+    result = find(model, evaluations=60, spec=SearchSpec(minutes=1e-8), store=file)
+    trials = result.trials
+    assert {trial.source for trial in trials} == {"constant", "start"}  # the clock is asked after the starts
+    text = file.read_bytes()
+    assert b"time is over" in text
+    again = find(model, evaluations=60, store=file, resume=True)  # with all the time in the world
+    assert again.record() == result.record()
+    assert file.read_bytes() == text
+    longer = find(model, evaluations=len(trials) + 2, spec=SearchSpec(minutes=10.0))
+    assert len(longer.trials) > len(trials)
+    with pytest.raises(VitrimError, match="needs some time"):
+        SearchSpec(minutes=0.0)

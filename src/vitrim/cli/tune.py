@@ -43,8 +43,7 @@ class SearchSetup(Setup):
         int | None, typer.Option(min=1, max=100_000, help="most settings to try; default 60, of a grid all")
     ] = None
     proxy: Annotated[str, typer.Option(help="damage to minimise: feature, kl, cosine, agree")] = "feature"
-    search: Annotated[str, typer.Option(help="evolution, random, optuna's gp or tpe")] = "evolution"
-    shape: Annotated[str, typer.Option(help="slope, curve (2 numbers) or free (per block)")] = "free"
+    search: Annotated[str, typer.Option(help="evolution, or optuna's tpe")] = "evolution"
     minutes: Annotated[
         float | None, typer.Option(min=0.0, max=60 * 24 * 365.0, help="end the search after this time")
     ] = None
@@ -78,8 +77,16 @@ class SearchSetup(Setup):
                 "name the method in --grid" if self.methods else "-m METHOD is missing: say what to tune, e.g. tome"
             )
         if self.grid is not None:
-            names = ("engine", "precision", "check", "minutes", "shape", "proxy", "search")
-            refuse(self, "for a search with --target or --front", *names)
+            refuse(
+                self,
+                "for a search with --target or --front",
+                "engine",
+                "precision",
+                "check",
+                "minutes",
+                "proxy",
+                "search",
+            )
         if self.train is not None:
             what = "not for --train, whose recipe says how the model is made and the data are read"
             refuse(model, what, "pretrained", "checkpoint", "model_option")
@@ -126,7 +133,7 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
             if how.grid is not None:
                 report = tune_grid(spec, how.grid, images, number=how.evaluations, **common)
             else:
-                found = SearchSpec(how.search, how.shape, how.proxy, how.minutes, how.engine, how.precision)
+                found = SearchSpec(how.search, how.proxy, how.minutes, how.engine, how.precision)
                 front = how.front or ""
                 alone = "," not in front and "=" in front
                 aim: Any = Target.parse(how.target) if how.target is not None else [front] if alone else front

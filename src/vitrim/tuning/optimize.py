@@ -44,6 +44,7 @@ from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
+from vitrim.measure.store import Store
 from vitrim.measure.task_data import num_classes, open_task
 from vitrim.report import Report, Results
 from vitrim.tasks import Task, make_task
@@ -51,7 +52,6 @@ from vitrim.tuning.optimize_race import SEARCHED_AT, Candidate, Race
 from vitrim.tuning.optimize_report import draw, in_words, meaning, table
 from vitrim.tuning.proxy import DatasetImages, Part
 from vitrim.tuning.space import Space, quiet
-from vitrim.tuning.study import Study
 
 IMAGES = 3 * 512
 """Default limit of images: 512 each for racing, choosing and checking."""
@@ -119,7 +119,7 @@ def optimize(
             of the first two, else torch.export.
         precision: fp32, bf16, int8; None for those that the engines support here.
         out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``, or a
-            `vitrim.Results`, whose ``resume`` reuses the study's measurements, and whose ``preprocess`` makes a file of
+            `vitrim.Results`, whose ``resume`` reuses the measurements, and whose ``preprocess`` makes a file of
             raw images.
         on_progress: called often with a short text on the current step.
 
@@ -133,7 +133,7 @@ def optimize(
 
     Raises:
         VitrimError: an invalid option, a model that file engines cannot run, data that cannot be read, fewer than 30
-            images or too few to show ``max_loss``, or a study of another search; nothing is written.
+            images or too few to show ``max_loss``, or measurements of another search; nothing is written.
     """
     spec, source, results = ModelSpec.of(model), DataSpec.of(images), Results.of(out)
     check_read(spec, MADE)
@@ -162,9 +162,9 @@ def optimize(
         tell(shown)
         if speedup is None:
             _check_count(bound, inputs.thirds.count("check"), few=source.few)
-        study = _study(folder, facts, inputs, wanted, results)
+        store = _store(folder, facts, inputs, wanted, results)
         race = Race(
-            inputs.model, inputs.task, inputs.loss, inputs.thirds, engines, batch_size, study, folder / "files", tell
+            inputs.model, inputs.task, inputs.loss, inputs.thirds, engines, batch_size, store, folder / "files", tell
         )
         race.check_dense()
         race.score(wanted)
@@ -364,21 +364,21 @@ def cannot_show(bound: float, count: int) -> str | None:
     )
 
 
-def _study(
+def _store(
     folder: Path,
     facts: Mapping[str, Any],
     inputs: Inputs,
     wanted: Sequence[MethodConfig] | None,
     results: Results,
-) -> Study:
-    """The study of the search, the first file that is written."""
+) -> Store:
+    """The measurements of the search, the first file that is written."""
     settings = {
         **facts,
         "content": identity(inputs.model, inputs.task, inputs.dataset),
         "methods": None if wanted is None else [one.describe() for one in wanted],
         **({"preprocess": True} if results.preprocess else {}),
     }
-    return Study(folder / "study.jsonl", settings, resume=results.resume)
+    return Store(folder / "study.jsonl", settings, resume=results.resume)
 
 
 # ---- publish ---------------------------------------------------------------------------------------------------------

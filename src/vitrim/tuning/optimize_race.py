@@ -1,7 +1,7 @@
 """The race of `vitrim.optimize`: which methods and schedules are measured, how, and which file wins.
 
 `Race.check_dense`, `score`, `dense`, `reduced` and `check` run in this order. Below them are the measurements, whose
-numbers a study keeps, and the files.
+numbers a store keeps, and the files.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss, TaskMetrics
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
+from vitrim.measure.store import Store
 from vitrim.report import DENSE, Pace
 from vitrim.tasks import Task
 from vitrim.tuning.cost import MacsCost, within
-from vitrim.tuning.proxy import DatasetImages, Part
+from vitrim.tuning.halving import Evaluator, halve
+from vitrim.tuning.proxy import DatasetImages, ModelScorer, Part
 from vitrim.tuning.space import Point, Space, normal, training_free
-from vitrim.tuning.study import Study
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of the dense MACs to try a schedule at, mildest first."""
@@ -146,7 +147,7 @@ def named(config: MethodConfig | None) -> str:
 
 @dataclass
 class Race:
-    """The race of one model. Everything is measured once: the study keeps the numbers, a folder the files.
+    """The race of one model. Everything is measured once: the store keeps the numbers, a folder the files.
 
     Attributes:
         rows: of everything that was timed; the first is PyTorch.
@@ -160,7 +161,7 @@ class Race:
     images: DatasetImages
     engines: Sequence[Engine]
     batch_size: int
-    study: Study
+    store: Store
     folder: Path
     tell: Callable[[str], None]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -184,9 +185,7 @@ class Race:
             measurement.follow(self.images.batches("search", 0, count))
             return float(measurement.rows()[0]["top1"])
 
-        chance = at_chance(
-            self.study.value("top-1 of the dense model", scored, kind=float), count, self.task.num_classes
-        )
+        chance = at_chance(self.store.value("top-1 of the dense model", scored), count, self.task.num_classes)
         if chance is not None:
             raise VitrimError(
                 f"{chance}. Every setting would lose nothing against it: give labels of its classes, or compare with "
@@ -210,7 +209,7 @@ class Race:
         settings = list({(one.name, config.describe()): (one, config) for one, config in settings}.values())
         shares = [one.cost.share(config) for one, config in settings]
         self.step = 2
-        scores = self.losses([config for _, config in settings], self.images.count("search"))
+        scores = self.losses([config for _, config in settings])
         for (one, config), share, score in zip(settings, shares, scores, strict=True):
             self.known.setdefault(one.name, []).append(Rung(share, config, score))
         self._fit_slope(scores)
@@ -230,12 +229,12 @@ class Race:
         return found
 
     def _best_of(self, ladders: Sequence[Ladder]) -> list[Ladder]:
-        """The ladders that diverge least from the dense model at one share, on some images; and one that prunes."""
+        """The ladders that diverge least from the dense model at one share; and the best one that prunes."""
         raced = {one.name: (one, config) for one in ladders if (config := one.at(RACED_AT)) is not None}
         running = list({config.describe(): (one, config) for one, config in raced.values()}.values())
-        whole = self.images.count("search")
-        scores = self.losses([config for _, config in running], min(whole, max(whole // 4, 2 * SEARCHED_AT)))
-        order = sorted(range(len(scores)), key=lambda place: scores[place]["kl"])
+        raced_scores = halve([config for _, config in running], self.evaluator, least=KEPT)
+        scores = [one[self.evaluator.proxy] for one in raced_scores]
+        order = sorted(range(len(scores)), key=lambda place: (-len(scores[place]), scores[place].mean()))
         best_first = [running[place][0] for place in order]
         kept = best_first[:KEPT]
         cheap = [one for one in best_first if one.space.base.kind == "prune"]
@@ -363,25 +362,34 @@ class Race:
     def say(self, text: str) -> None:
         self.tell(f"step {self.step} of {STEPS}, {text}")
 
-    def losses(self, configs: Sequence[MethodConfig], count: int) -> list[dict[str, float]]:
-        """``loss, loss_error, kl`` of reduced models in PyTorch, on the first ``count`` images of the first third."""
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """The divergence of settings from the dense model, image by image; of towers the distance of the embedding."""
+        scorer = ModelScorer(self.model, self.task, self.images, seen=self._scored)
+        return Evaluator(scorer, self.store, "cosine" if isinstance(self.loss, NeighbourLoss) else "kl")
+
+    def _scored(self, images: int, count: int, settings: int) -> None:
+        self.say(f"{settings} settings scored on {images} of {count} images")
+
+    def losses(self, configs: Sequence[MethodConfig]) -> list[dict[str, float]]:
+        """``loss, loss_error, kl`` of reduced models in PyTorch, on the first third."""
         rows: list[dict[str, float]] = []
-        pace, forwards = Pace(), len(configs) * count
+        pace, count = Pace(), self.images.count("search")
         for start in range(0, len(configs), TOGETHER):  # stored by group, since all groups may take an hour
             group = configs[start : start + TOGETHER]
 
-            def scored(group: Sequence[MethodConfig] = group, start: int = start) -> list[dict[str, float]]:
-                measurement = Measurement(contestants(self.model, group, self.task), [self.loss], self.task)
+            def scored(places: Sequence[int], group: Sequence[MethodConfig] = group, start: int = start) -> Any:
+                models = contestants(self.model, [group[place] for place in places], self.task)
+                measurement = Measurement(models, [self.loss], self.task)
 
                 def seen(images: int) -> None:
-                    left = pace.left(start * count + images * len(group), forwards, time.monotonic())
+                    left = pace.left(start * count + images * len(group), len(configs) * count, time.monotonic())
                     self.say(f"{start} of {len(configs)} settings scored on {count} images{left}")
 
                 measurement.follow(self.images.batches("search", 0, count), seen)
                 return [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
 
-            texts = "; ".join(config.describe() for config in group)
-            rows += self.study.value(f"losses on {count} images: {texts}", scored, kind=list[dict[str, float]])
+            rows += self.store.values([f"loss of {config.describe()}" for config in group], scored)
         return rows
 
     def times(self, pairs: Sequence[tuple[MethodConfig | None, Engine]], what: str) -> list[dict[str, Any]]:
@@ -402,7 +410,7 @@ class Race:
                 times = time_interleaved(calls, budget=budget)
             return [{"p50_ms": summarise(own).p50_ms, **paired_speedup(times["0"], own).row} for own in times.values()]
 
-        return self.study.value(what, timed, kind=list[dict[str, float | list[float]]])
+        return self.store.value(what, timed)
 
     def file_losses(self, candidates: Sequence[Candidate], part: Part) -> list[dict[str, float]]:
         """``loss, loss_error, kl, images`` of files on all images of a part, against the dense model in PyTorch."""
@@ -423,7 +431,7 @@ class Race:
             return [{key: row[key] for key in ("loss", "loss_error", "kl", "images")} for row in measurement.rows()[1:]]
 
         texts = "; ".join(f"{one.name} on {one.engine}" for one in candidates)
-        return self.study.value(f"{part}: {texts}", scored, kind=list[dict[str, float]])
+        return self.store.value(f"{part}: {texts}", scored)
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from vitrim.data import spread
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.probes import Gauge, Values, are_logits, divergence
-from vitrim.measure.records import Batch, Processes, as_batches, read
+from vitrim.measure.records import Batch, Processes, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks.base import Task
 from vitrim.tuning.space import quiet
@@ -76,44 +75,6 @@ class DatasetImages:
         return read(some, self.batch_size, workers=self.workers, collate=self.collate)
 
 
-class BatchImages:
-    """Batches in memory: the first, fourth, seventh, ... for searching, the next ones for selecting and checking.
-
-    Args:
-        batches: images (B, C, H, W), or pairs of images and targets; all of one size, except the last of each part.
-
-    Raises:
-        VitrimError: fewer than three batches.
-    """
-
-    def __init__(self, batches: Sequence[Tensor | tuple[Tensor, Any]]) -> None:
-        pairs = [(one, torch.zeros(len(one), dtype=torch.int64)) if isinstance(one, Tensor) else one for one in batches]
-        if len(pairs) < len(PARTS):
-            raise VitrimError(f"{len(pairs)} batches are too few: searching, selecting and checking need one each")
-        self.dataset = pairs
-        self.parts = {part: pairs[number :: len(PARTS)] for number, part in enumerate(PARTS)}
-        self.batch_size = len(pairs[0][0])
-
-    def count(self, part: Part) -> int:
-        return sum(len(images) for images, _ in self.parts[part])
-
-    def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
-        """See `DatasetImages.batches`."""
-        first, last = start // self.batch_size, -(-stop // self.batch_size)
-        among = processes or Processes()
-        return islice(as_batches(self.parts[part][first:last]), among.index, None, among.count)
-
-    def sample(self, part: Part, count: int) -> Iterator[Batch]:
-        """See `DatasetImages.sample`; whole batches."""
-        batches = self.parts[part]
-        chosen = spread(len(batches), -(-count // self.batch_size))
-        return as_batches([batches[each] for each in chosen])
-
-
-ImageParts = DatasetImages | BatchImages
-"""Images in three disjoint parts."""
-
-
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
@@ -158,14 +119,22 @@ class ModelScorer:
         model: the dense model; not changed.
         images: images in three parts.
         processes: this process and its peers, which share the batches; each gets all scores.
+        seen: called after every batch with the number of images done, of all in this pass, and of settings.
     """
 
     def __init__(
-        self, model: nn.Module, task: Task, images: ImageParts, *, seed: int = 0, processes: Processes | None = None
+        self,
+        model: nn.Module,
+        task: Task,
+        images: DatasetImages,
+        *,
+        seed: int = 0,
+        processes: Processes | None = None,
+        seen: Callable[[int, int, int], None] = lambda images, count, settings: None,
     ) -> None:
         self.model, self.task, self.source, self.seed = copy.deepcopy(model).eval(), task, images, seed
         self.dense = CachedDense(copy.deepcopy(self.model), task)
-        self.processes = processes or Processes()
+        self.processes, self.seen = processes or Processes(), seen
 
     @property
     def batch_size(self) -> int:
@@ -186,7 +155,7 @@ class ModelScorer:
                 yield batch
 
         with quiet():
-            measurement.follow(placed())
+            measurement.follow(placed(), lambda images: self.seen(images, stop - start, len(configs)))
         own: list[Scores] = []
         for gauge, *_ in measurement.gauges[1:]:
             each = {name: metric.each() for name, metric in gauge.metrics.items() if isinstance(metric, Values)}

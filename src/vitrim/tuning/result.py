@@ -1,15 +1,12 @@
-"""Inputs and results of a search: targets, trials, the setting for one target, the Pareto front of several."""
+"""Inputs and results of a search: targets, trials, the setting for one target, and a table of several."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.saving import entries
@@ -17,16 +14,13 @@ from vitrim.errors import VitrimError, check_known
 from vitrim.files import write_text
 from vitrim.report import Table
 from vitrim.tuning.cost import Cost
+from vitrim.tuning.halving import Difference, Evaluator, means
 from vitrim.tuning.space import Point
-from vitrim.tuning.study import Evaluator, means
 
 Kind = Literal["macs", "speedup", "agree"]
 
 TOLERANCE = 0.005
 """Tolerance of a share of the MACs, because token counts are integers; equals that of `match_macs`."""
-
-ERRORS = 2.0
-"""Standard errors beyond which a difference is significant."""
 
 State = Literal["searched", "dropped", "out of reach"]
 
@@ -74,7 +68,7 @@ class Target:
         """
         if isinstance(text, Target):
             return text
-        kind, _, value = text.partition("=")
+        kind, _, value = str(text).partition("=")
         try:
             number = float(value)
         except ValueError:
@@ -97,61 +91,30 @@ class Trial:
     """One scored setting.
 
     Attributes:
-        number: order in the search; the constant setting is 0.
+        number: order in the search.
+        method: the method that is searched, as given.
         share: cost as a share of the dense model's.
-        source: origin: constant, start, mutation, crossover, random, gp or tpe.
+        source: origin: constant, start, mutation or crossover.
         images: number of search images it was scored on.
         scores: means over these images, by proxy; less is better.
         measured: measured cost of finalists if ``share`` is a prediction; else None.
     """
 
     number: int
+    method: str
     config: MethodConfig
     point: Point
     share: float
     source: str
-    images: int
-    scores: Mapping[str, float]
+    images: int = 0
+    scores: Mapping[str, float] = field(default_factory=dict)
     measured: float | None = None
 
-
-@dataclass(frozen=True)
-class Difference:
-    """The mean of paired differences, and its standard error.
-
-    Attributes:
-        mean: mean of first minus second; negative if the first is better.
-    """
-
-    mean: float
-    error: float
-    images: int
-
     @property
-    def better(self) -> bool:
-        """True if the first is significantly better."""
-        return self.mean < 0.0 and self.mean < -ERRORS * self.error
-
-    @property
-    def worse(self) -> bool:
-        """True if the first is significantly worse."""
-        return self.mean > 0.0 and self.mean > ERRORS * self.error
-
-
-def difference(one: ArrayLike, other: ArrayLike) -> Difference:
-    """Compare scores (N,) of the same images, N at least 2; less is better.
-
-    Raises:
-        VitrimError: fewer than two images.
-
-    Example:
-        >>> difference([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.5])
-        Difference(mean=-1.125, error=0.125, images=4)
-    """
-    pairs = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
-    if len(pairs) < 2:
-        raise VitrimError(f"{len(pairs)} images say nothing about noise: give at least 2 to every comparison")
-    return Difference(float(pairs.mean()), float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs))
+    def facts(self) -> dict[str, Any]:
+        """The trial in plain values."""
+        facts = {"method": self.config.describe(), "share": self.share, "source": self.source, "images": self.images}
+        return {**facts, "scores": dict(self.scores)}
 
 
 @dataclass(frozen=True)
@@ -160,10 +123,10 @@ class Raced:
 
     Attributes:
         state: searched, dropped in the race, or unable to reach the target.
-        config: its best setting in the race, or the result of its search; None if the target is out of reach.
-        images: number of search images it raced on.
-        score: mean of the proxy over these, or over the selection images if it was searched.
-        behind: its difference to the leader at the end of its race; None for the leader.
+        config: its best setting; None if the target is out of reach.
+        images: number of search images this setting saw.
+        score: mean of the proxy over these.
+        behind: its difference to the best setting of all on these; None for that one.
         note: reason why the target is out of reach.
     """
 
@@ -282,7 +245,7 @@ class Result:
                 score = "" if one.score is None else f"{one.score:.4f}"
                 behind = "" if one.behind is None else f"{one.behind.mean:+.4f} +- {one.behind.error:.4f}"
                 rows.append((one.method, one.state, setting, share, str(one.images or ""), score, behind))
-            columns = ("method", "state", "best setting", unit, "raced on", HEADS[self.proxy], "behind the leader")
+            columns = ("method", "state", "best setting", unit, "raced on", HEADS[self.proxy], "behind the best")
             tables.append(Table("race", "", columns, rows, text_columns=3))
         scores = [self.levels.get(name, trial.scores) for name, trial in self.pair]
         names = [name for name in HEADS if name in scores[0]]
@@ -297,8 +260,8 @@ class Result:
         notes = []
         if self.race:
             notes.append(
-                f"{self.proxy}: mean over the images of the race, of methods that were searched over the selection "
-                "images; behind: paired difference at the end of the race"
+                f"{self.proxy}: mean over the search images that the setting saw; behind: paired difference to the "
+                "best setting on these"
             )
         notes.append(
             f"means over the {'check' if self.levels else 'search'} images, less is better; "
@@ -321,87 +284,35 @@ class Result:
 # ---- several targets -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FrontPoint:
-    """A setting and its cost.
+def front_rows(results: Sequence[Result], evaluator: Evaluator) -> list[dict[str, Any]]:
+    """The constant and the searched setting of every target, compared on the check images of their common search.
 
-    Attributes:
-        target: the target as text.
-        scores: means over the check images by proxy, less is better.
-        returned: it is the result for its target.
-        on_front: no other point dominates it.
+    Each with ``target, setting, config, share``, its mean ``scores`` by proxy, ``returned`` (it is the result for its
+    target) and ``on_front`` (no other row has as little cost and damage).
     """
+    rows: list[dict[str, Any]] = []
+    for result in results:
+        for name, trial in result.pair[: 1 if result.searched is result.constant else 2]:
+            scores = means(evaluator.whole([trial.config], "check")[0])
+            facts = {"target": str(result.target), "setting": name, "config": trial.config.describe()}
+            rows.append({**facts, "share": trial.share, "scores": scores, "returned": trial is result.best})
+    kept = non_dominated([(row["share"], row["scores"][evaluator.proxy]) for row in rows])
+    return [{**row, "on_front": on} for row, on in zip(rows, kept, strict=True)]
 
-    target: str
-    setting: Literal["constant", "searched"]
-    config: MethodConfig
-    share: float
-    scores: dict[str, float]
-    returned: bool
-    on_front: bool = True
 
-
-@dataclass(frozen=True)
-class ParetoFront:
-    """Results for several targets, and the settings among them that no other dominates.
-
-    Attributes:
-        results: in the order of the targets.
-        points: constant and searched setting of each.
-    """
-
-    results: tuple[Result, ...]
-    points: tuple[FrontPoint, ...]
-
-    @classmethod
-    def of(cls, results: Sequence[Result], evaluator: Evaluator) -> ParetoFront:
-        """Compare the results of one search on its check images."""
-        found: list[FrontPoint] = []
-        for result in results:
-            for name, trial in result.pair[: 1 if result.searched is result.constant else 2]:
-                scores = means(evaluator.whole([trial.config], "check")[0])
-                returned = trial is result.best
-                found.append(FrontPoint(str(result.target), name, trial.config, trial.share, scores, returned))
-        kept = non_dominated([(one.share, one.scores[evaluator.proxy]) for one in found])
-        points = [replace(one, on_front=on) for one, on in zip(found, kept, strict=True)]
-        return cls(tuple(results), tuple(points))
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The common settings of the searches."""
-        return {key: value for key, value in self.results[0].about.items() if key != "target"}
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [{**asdict(one), "config": one.config.describe()} for one in self.points]
-
-    def save(self, folder: Path) -> list[Path]:
-        """Write ``front.json`` and one file per target, e.g. ``macs-0.5.json``; return the latter."""
-        folder.mkdir(parents=True, exist_ok=True)
-        files = []
-        for result in self.results:
-            files.append(folder / f"{result.target.kind}-{result.target.value:g}.json")
-            result.save(files[-1])
-        content = {"tuned": self.about, "rows": self.rows()}
-        write_text(folder / "front.json", json.dumps(content, indent=2) + "\n")
-        return files
-
-    def table(self) -> Table:
-        names, unit = [name for name in HEADS if name in self.points[0].scores], self.results[0].cost.unit
-        rows: list[tuple[Any, ...]] = [
-            (
-                *(one.target, one.setting, one.config.describe(), "*" if one.on_front else ""),
-                *("yes" if one.returned else "", saving(one.share)),
-                *(f"{one.scores[name]:.4f}" for name in names),
-            )
-            for one in self.points
-        ]
-        heads = [HEADS[name] for name in names]
-        columns = ("target", "setting", "method", "front", "returned", saving_head(unit), *heads)
-        return Table("front", "", columns, rows, text_columns=5)
-
-    def notes(self) -> list[str]:
-        first = "means over the check images, less is better; front: no other is as cheap and does as little damage"
-        return [first, *(f"{result.target}: {result.verdict}" for result in self.results)]
+def front_table(rows: Sequence[Mapping[str, Any]], unit: str) -> Table:
+    """A table of `front_rows`; ``unit`` is that of the cost."""
+    names = [name for name in HEADS if name in rows[0]["scores"]]
+    cells: list[tuple[Any, ...]] = [
+        (
+            *(row["target"], row["setting"], row["config"], "*" if row["on_front"] else ""),
+            *("yes" if row["returned"] else "", saving(row["share"])),
+            *(f"{row['scores'][name]:.4f}" for name in names),
+        )
+        for row in rows
+    ]
+    columns = ("target", "setting", "method", "front", "returned", saving_head(unit), *(HEADS[name] for name in names))
+    return Table("front", "", columns, cells, text_columns=5)
 
 
 def saving_head(unit: str) -> str:

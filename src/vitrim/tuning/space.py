@@ -43,7 +43,6 @@ class Space:
         base: the method with its fixed options.
         grid: rows and columns of patches.
         num_prefix: tokens before the patches.
-        placed: do not search the blocks in which the method acts.
 
     Example:
         >>> import vitrim
@@ -56,15 +55,14 @@ class Space:
     num_layers: int
     grid: tuple[int, int]
     num_prefix: int
-    placed: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, method: MethodConfig | str, *, placed: bool = False) -> Space:
+    def of(cls, model: nn.Module, method: MethodConfig | str) -> Space:
         """The space of a method on a model; `VitrimError` if no amount is tunable, or options fix it."""
         base = parse_method(method) if isinstance(method, str) else method
         host = host_of(model)
         facts = host.facts(model)
-        space = cls(base, len(host.blocks(model)), facts.grid_size, facts.num_prefix, placed)
+        space = cls(base, len(host.blocks(model)), facts.grid_size, facts.num_prefix)
         space.constant(0.0)
         if space.size > 1:
             space.config((1.0,) * space.size, scale=0.0)
@@ -89,7 +87,7 @@ class Space:
         """The option that names the active blocks, if these are searched too: the method has such an option, learns
         nothing for single blocks, and its options do not set it."""
         option = self.tunable.places if self.tunable.first_place is not None else None
-        searched = not self.placed and self.base.traits.training_free and option not in self.base.model_fields_set
+        searched = self.base.traits.training_free and option not in self.base.model_fields_set
         return option if searched else None
 
     @property

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from pydantic import ConfigDict, Field, create_model
 from torch import nn
 
 from vitrim.core.method import MethodConfig
@@ -30,12 +29,12 @@ from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
+from vitrim.measure.store import Store
 from vitrim.report import Table
 from vitrim.tasks import tasks
 from vitrim.tasks.base import Task
 from vitrim.tuning.result import non_dominated
 from vitrim.tuning.space import quiet
-from vitrim.tuning.study import Study
 
 if TYPE_CHECKING:
     from vitrim.training.running import Running
@@ -250,7 +249,7 @@ def sweep(
     configs: Sequence[MethodConfig],
     task: Task,
     batches: Callable[[], Iterable[Batch]],
-    study: Study,
+    store: Store,
     *,
     seed: int = 0,
     on_point: Callable[[int], None] | None = None,
@@ -260,21 +259,19 @@ def sweep(
     Args:
         model: the dense model, on its device; not changed.
         batches: makes an iterator over this process's batches.
-        study: stores the rows.
+        store: keeps the rows.
 
     Raises:
-        VitrimError: a setting does not fit the model, or the study belongs to another sweep.
+        VitrimError: a setting does not fit the model.
     """
     rows: list[dict[str, Any]] = []
-    numbers: dict[str, Any] = dict.fromkeys(("share", "agreement", "cosine", task.selects_by), (float, ...))
-    kept: Any = create_model("Point", __config__=ConfigDict(extra="allow"), method=(str, ...), **numbers)
     for start in range(0, len(configs), TOGETHER):
         some = configs[start : start + TOGETHER]
 
-        def measure(some: Sequence[Any] = some) -> list[dict[str, Any]]:
+        def measure(places: Sequence[int], some: Sequence[MethodConfig] = some) -> list[dict[str, Any]]:
             with quiet():
-                models = contestants(model, some, task)
-                measurement = Measurement(models, standard_probes(task), task, processes=study.processes, seed=seed)
+                models = contestants(model, [some[place] for place in places], task)
+                measurement = Measurement(models, standard_probes(task), task, processes=store.processes, seed=seed)
                 measurement.follow(batches())
             dense, *others = measurement.rows()
             full, names = sum(dense["gmacs"].values()), list(dense)
@@ -284,8 +281,7 @@ def sweep(
                 for row in others
             ]
 
-        kind: Any = Annotated[list[kept], Field(min_length=len(some), max_length=len(some))]
-        rows += study.value(f"points {start}-{start + len(some)}", measure, together=True, kind=kind)
+        rows += store.values([config.describe() for config in some], measure, together=True)
         if on_point is not None:
             on_point(len(rows))
     return rows

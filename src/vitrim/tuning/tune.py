@@ -30,15 +30,15 @@ from vitrim.measure.identity import identity
 from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
+from vitrim.measure.store import Store
 from vitrim.measure.task_data import open_task
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Report, Results, Table
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages
-from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
-from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, SearchSpec, of_one_kind
+from vitrim.tuning.result import Result, Target, Trial, front_rows, front_table, saving
+from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, SearchSpec
 from vitrim.tuning.space import Space, quiet, training_free
-from vitrim.tuning.study import Study
 from vitrim.tuning.sweep import SweepResult, parse_grid, sweep, train_sweep
 
 IMAGES = 3 * 2048
@@ -56,13 +56,10 @@ class TuneReport(Report):
     """The findings of `tune`.
 
     Attributes:
-        sweep: results of a grid (`tune_grid`, `train_grid`).
         checked: rows of the dense model and the settings on the images of ``check``.
     """
 
     results: Sequence[Result] = ()
-    front: ParetoFront | None = None
-    sweep: SweepResult | None = None
     checked: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -76,7 +73,7 @@ class TuneReport(Report):
     def record(self) -> dict[str, Any]:
         """Everything but the tables, the output of ``--json``."""
         found = super().record
-        if self.results and self.front is None:
+        if self.command == "tune":
             del found["rows"]  # the facts contain them
         return found
 
@@ -88,7 +85,7 @@ def tune(
     *,
     target: Target | str | Sequence[Target | str],
     evaluations: int | None = None,
-    search: SearchSpec | str | None = None,
+    search: SearchSpec | None = None,
     check: Any = None,
     out: str | Path | Results | None = "tuned",
     seed: int = 0,
@@ -108,17 +105,17 @@ def tune(
             Several give a front: a list of one kind, or text: ``"0.35,0.5"`` (shares of the dense MACs),
             ``"speedup=1.2,1.5"``.
         evaluations: most settings to try per target; default 60.
-        search: a `SearchSpec`, or the name of a strategy.
+        search: the damage to minimise, a time limit, and the engine to be fast on.
         check: images to finally score dense, constant and searched settings on: ``"DATA"`` or ``"DATA:SPLIT"``, read
             like ``data``, or a dataset.
-        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`, whose ``resume`` continues the study;
+        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`, whose ``resume`` continues from it;
             None writes nothing.
         seed: seed of a named model's random weights, of drawn settings, and of methods that draw at random.
         on_progress: called with the number of settings done, the most there can be, and a line on each new best.
 
     Returns:
-        A report whose ``best`` is the setting for a target; ``results`` has the searches with all trials, ``front`` the
-        Pareto front of several targets, ``files`` the files written.
+        A report whose ``best`` is the setting for a target; ``results`` has the searches with all trials,
+        ``files`` the files written.
 
     Raises:
         VitrimError: contradictory options, an unknown name, a target out of reach, or data that cannot be read; nothing
@@ -142,7 +139,7 @@ def tune(
         >>> reduction = vitrim.reduce_(model, report.best)
     """
     source, results = DataSpec.of(data), Results.of(out)
-    spec = search if isinstance(search, SearchSpec) else SearchSpec() if search is None else SearchSpec(search)
+    spec = search or SearchSpec()
     check_whole(evaluations=(evaluations, 1))
     targets, several = _targets(target)
     configs = _configs(methods)
@@ -157,16 +154,16 @@ def tune(
     tried = EVALUATIONS if evaluations is None else evaluations
     heard = on_progress if begun.first else None
     how: SearchOptions = {
-        "task": begun.task, "spec": spec, "evaluations": tried, "seed": seed,
-        "study": begun.study, "resume": results.resume, "about": begun.about, "processes": begun.processes,
+        "spec": spec, "evaluations": tried, "seed": seed,
+        "store": begun.store, "resume": results.resume, "about": begun.about, "processes": begun.processes,
         "on_trial": None if heard is None else _improvements(heard, tried * len(targets), spec.proxy),
     }  # fmt: skip
     if heard is not None:  # measuring costs before the first setting may take minutes
         heard(0, tried * len(targets), "")
     with quiet():
-        searches = Searches(begun.loaded.model, configs, parts, targets, how)
+        searches = Searches(begun.loaded.model, configs, begun.task, parts, targets, how)
         found = searches.run()
-        front = ParetoFront.of(found, searches.evaluator) if several else None
+        front = front_rows(found, searches.evaluator) if several else None
     facts = {
         "model": begun.loaded.name,
         "environment": environment(device=begun.about["device"], dtype="float32", seed=seed),
@@ -200,7 +197,7 @@ def tune_grid(
         on_progress: called with the number of points done, the total, and "".
 
     Returns:
-        A report with a row per point, and a table of the points that no other dominates; ``sweep`` has all of them.
+        A report with a row per point, and a table of the points that no other dominates.
 
     Raises:
         VitrimError: an invalid setting, a setting that does not fit the model, or data that cannot be read.
@@ -218,13 +215,13 @@ def tune_grid(
         "batch_size": begun.size,
         **begun.about,
     }
-    study = Study(begun.study, settings, resume=results.resume, processes=begun.processes)
+    store = Store(begun.store, settings, resume=results.resume, processes=begun.processes)
     batches = partial(
         read, begun.dataset, begun.size, limit=source.limit, workers=source.workers, processes=begun.processes,
         collate=begun.task.collate,
     )  # fmt: skip
     heard = None if on_progress is None or not begun.first else lambda done: on_progress(done, len(chosen), "")
-    rows = sweep(begun.loaded.model, configs, begun.task, batches, study, seed=seed, on_point=heard)
+    rows = sweep(begun.loaded.model, configs, begun.task, batches, store, seed=seed, on_point=heard)
     valued = tuple({**row, "values": point} for row, point in zip(rows, chosen, strict=True))
     found = SweepResult(points, begun.task.selects_by, valued)
     return _report_sweep(found, {"model": begun.loaded.name, **begun.about, "grid": texts}, begun.folder)
@@ -296,7 +293,7 @@ class _Begun:
     size: int
     about: dict[str, Any]
     folder: Path | None
-    study: Path | None
+    store: Path | None
     processes: Processes
 
     @property
@@ -324,34 +321,27 @@ def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Result
     device = str(spec.device or "cpu") if spec.named else str(next(loaded.model.parameters()).device)
     task, dataset = open_task(loaded, source, embeddings=True)
     about = {"data": source.name(dataset), "split": dataset.split, "device": device, "weights": loaded.weights}
-    study = None if folder is None else folder / "study.jsonl"
+    store = None if folder is None else folder / "study.jsonl"
     writes = folder if processes.index == 0 else None
-    return _Begun(loaded, task, dataset, task.eval_batch(source.batch_size), about, writes, study, processes)
+    return _Begun(loaded, task, dataset, task.eval_batch(source.batch_size), about, writes, store, processes)
 
 
 def _targets(target: Target | str | Sequence[Target | str]) -> tuple[list[Target], bool]:
     """The targets of a search, and True for a front."""
-    if not isinstance(target, Target | str) and not (isinstance(target, Sequence) and target):
-        raise VitrimError(f"cannot read the target {target!r:.60}: write e.g. macs=0.5, speedup=1.5, agree=0.98")
     if isinstance(target, Target) or (isinstance(target, str) and "," not in target and "=" in target):
         return [Target.parse(target)], False
-    if not isinstance(target, str):
-        found = [Target.parse(one) for one in target]
-    else:
+    if isinstance(target, str):
         kind, equals, values = target.partition("=")
-        equals = "" if "," in kind else equals
-        texts = (values if equals else target).split(",")
-        wrong = next((text for text in texts if "=" in text or not text.strip()), None)
-        if wrong is not None:
-            raise VitrimError(
-                f"cannot read '{wrong}' of --front '{target}': write values of one kind, e.g. 0.35,0.5 or "
-                "speedup=1.2,1.5"
-            )
-        found = [Target.parse(f"{kind if equals else 'macs'}={text.strip()}") for text in texts]
-    if len({one.value for one in found}) < len(found):
-        given = target if isinstance(target, str) else ", ".join(map(str, found))
-        raise VitrimError(f"--front {given} has a target twice")
-    return of_one_kind(found), True
+        kind, values = ("macs", target) if "," in kind or not equals else (kind, values)
+        target = [f"{kind}={value}" for value in values.split(",")]
+    given: Sequence[Any] = target if isinstance(target, Sequence) and target else [target]
+    targets = [Target.parse(one) for one in given]
+    names = ", ".join(map(str, targets))
+    if len({one.kind for one in targets}) != 1 or targets[0].kind == "agree":
+        raise VitrimError(f"a front is over targets of one kind, macs or speedup, got {names}")
+    if len({one.value for one in targets}) < len(targets):
+        raise VitrimError(f"--front {names} has a target twice")
+    return targets, True
 
 
 def _configs(methods: Methods | None) -> list[MethodConfig] | None:
@@ -374,11 +364,11 @@ def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Tri
     def finished(trial: Trial) -> None:
         nonlocal done, best
         done, score = done + 1, trial.scores[proxy]
-        if trial.number == 0:  # a new method or target
+        if trial.number == 0:  # a new target
             best = float("inf")
         better, best = score < best, min(score, best)
         text = f"{proxy} {score:.4g} at {saving(trial.share)} % saved: {trial.config.describe()} ({trial.source})"
-        on_progress(done, most, text if better else "")
+        on_progress(done, max(done, most), text if better else "")
 
     return finished
 
@@ -419,7 +409,7 @@ def _open_check(check: Any, loaded: Loaded, searched: DataSpec, dataset: Any) ->
 
 def _report_searches(
     results: Sequence[Result],
-    front: ParetoFront | None,
+    front: Sequence[Mapping[str, Any]] | None,
     facts: Mapping[str, Any],
     model: nn.Module,
     folder: Path | None,
@@ -435,16 +425,22 @@ def _report_searches(
             _draw_schedule(report, result, model, folder / "schedule.png")
         report.results = results
         return report
-    report = TuneReport("tune --front", {**facts, "tuned": front.about}, front.rows(), [front.table()], front.notes())
-    report.results, report.front = results, front
+    about = {key: value for key, value in results[0].about.items() if key != "target"}
+    proxy, unit = results[0].proxy, results[0].cost.unit
+    notes = ["means over the check images, less is better; front: no other is as cheap and does as little damage"]
+    notes += [f"{result.target}: {result.verdict}" for result in results]
+    report = TuneReport("tune --front", {**facts, "tuned": about}, front, [front_table(front, unit)], notes)
+    report.results = results
     if folder is not None:
-        files = front.save(folder)
+        files = [folder / f"{result.target.kind}-{result.target.value:g}.json" for result in results]
+        for result, file in zip(results, files, strict=True):
+            result.save(file)
+        write_text(folder / "front.json", json_text({"tuned": about, "rows": front}, indent=2) + "\n")
         report.files += [*files, folder / "front.json"]
         report.notes.append(f"use them as {', '.join(f'-m @{file}' for file in files)}")
         if _can_draw():
-            proxy, unit = results[0].proxy, results[0].cost.unit
-            points = [(one.setting, one.share, one.scores[proxy]) for one in front.points]
-            steps = [(one.share, one.scores[proxy]) for one in front.points if one.on_front]
+            points = [(row["setting"], row["share"], row["scores"][proxy]) for row in front]
+            steps = [(row["share"], row["scores"][proxy]) for row in front if row["on_front"]]
             cost = "MACs" if unit == "macs" else unit
             plot_front(points, folder / "front.png", front=steps, cost=cost, damage=proxy)
             _say_picture(report, folder / "front.png")
@@ -496,7 +492,7 @@ def _report_sweep(found: SweepResult, about: Mapping[str, Any], folder: Path | N
     table, best = found.table(), found.best()
     kept = "that no other dominates" if "share" in best[0] else f"best {found.metric} first"
     note = f"in %; {len(table.rows)} of {len(found.rows)} points, {kept}"
-    report = TuneReport("tune --grid", {**about, "metric": found.metric}, found.rows, [table], [note], sweep=found)
+    report = TuneReport("tune --grid", {**about, "metric": found.metric}, found.rows, [table], [note])
     if folder is not None:
         report.files += found.save(folder, about)
         report.notes[0] += f"; all of them: {', '.join(map(str, report.files))}"
