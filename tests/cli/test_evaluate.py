@@ -558,10 +558,10 @@ def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tm
     report = evaluate(
         vitrim.ModelSpec(MODEL, options=options),
         methods,
-        vitrim.DataSpec(str(folder), batch_size=5),
+        vitrim.ScoredData(str(folder), batch_size=5),
         seed=3,
         on_progress=lambda images, of: seen.append((images, of)),
-        out=vitrim.Results(decisions=tmp_path / "b"),
+        out=vitrim.ScoredResults(decisions=tmp_path / "b"),
     )
     assert torch.equal(torch.get_rng_state(), before)
     assert json.loads(json.dumps(report.record)) == read(tmp_path / "out.json")
@@ -575,7 +575,7 @@ def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tm
     again = evaluate(
         vitrim.ModelSpec(MODEL, options=options),
         methods,
-        vitrim.DataSpec(folder, batch_size=5),
+        vitrim.ScoredData(folder, batch_size=5),
         seed=3,
         out=vitrim.Results(tmp_path / "kept", resume=True),
     )
@@ -612,7 +612,7 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
         evaluate(
             vitrim.ModelSpec(MODEL, options={"img_size": 64, "num_classes": 6}),
             "none",
-            vitrim.DataSpec(folder, batch_size=3),
+            vitrim.ScoredData(folder, batch_size=3),
             on_report=kept.append,
         )
     (report,) = kept
@@ -653,6 +653,7 @@ def test_a_compiled_model_is_evaluated_as_the_model_in_it(folder):
     model = timm.create_model(MODEL, img_size=64, num_classes=6)
     compiled = torch.compile(model, backend="eager")
     rows = [
-        evaluate(one, "tome:r=2", vitrim.DataSpec(load_images(folder), batch_size=3)).rows for one in (model, compiled)
+        evaluate(one, "tome:r=2", vitrim.ScoredData(load_images(folder), batch_size=3)).rows
+        for one in (model, compiled)
     ]
     assert rows[0] == rows[1]

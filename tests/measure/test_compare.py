@@ -63,7 +63,7 @@ def test_accuracy_is_that_of_every_model_alone(source: Path) -> None:
     from vitrim.data import eval_transform
 
     host = model()
-    report = compare(host, METHODS, vitrim.DataSpec(str(source), batch_size=3), at=2)
+    report = compare(host, METHODS, vitrim.ScoredData(str(source), batch_size=3), at=2)
     dataset = load_images(source)
     dataset.transform = eval_transform(host)
     images = torch.stack([dataset[place][0] for place in range(len(dataset))])
@@ -340,7 +340,7 @@ def test_bad_input_is_refused_before_anything_runs(
     for name in ("Measurement", "Speeds"):
         monkeypatch.setattr(comparing, name, lambda *_, **__: pytest.fail("ran"))
     options = {"model": model(), "methods": METHODS, **given}
-    data = vitrim.DataSpec(str(source), task=options.pop("task", None))
+    data = vitrim.ScoredData(str(source), task=options.pop("task", None))
     with pytest.raises(VitrimError, match=message) as error:
         compare(data=data, **options)
     assert "\n" not in str(error.value)

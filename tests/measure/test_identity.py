@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import vitrim
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
-from vitrim.loading import ModelSpec, create_model
+from vitrim.loading import ModelSpec, ScoredModel, create_model
 from vitrim.measure.identity import first_difference, identity
 from vitrim.measure.machine import environment
 from vitrim.measure.task_data import open_task
@@ -238,7 +238,7 @@ def test_an_evaluation_with_other_learned_parameters_is_not_resumed(tmp_path: Pa
     reduction.save(tmp_path / "learned")
 
     def attempt(*, resume: bool = True) -> None:
-        spec = ModelSpec(net, learned=tmp_path / "learned")
+        spec = ScoredModel(net, learned=tmp_path / "learned")
         vitrim.evaluate(spec, "dynamicvit:keep_rate=0.5", images, out=vitrim.Results(out, resume=resume))
 
     attempt(resume=False)
@@ -255,7 +255,7 @@ def test_an_evaluation_with_other_learned_parameters_is_not_resumed(tmp_path: Pa
 @pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
 @pytest.mark.filterwarnings("ignore:a loss of 1 point:UserWarning")
 def test_the_first_line_of_a_study_names_what_it_is_of(stopped: None, tmp_path: Path) -> None:
-    images = vitrim.DataSpec(data(), few=True)
+    images = vitrim.JudgedData(data(), few=True)
     with pytest.raises(Reached):
         optimized(model(), images, tmp_path)
     head = json.loads((tmp_path / "study.jsonl").read_text().splitlines()[0])

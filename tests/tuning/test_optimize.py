@@ -302,7 +302,7 @@ def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
     source: str, watch: Watch, tmp_path: Path
 ) -> None:
     given = {**GIVEN, "methods": "topk", "max_loss": None, "speedup": 1.05, "batch_size": 5}
-    report = optimize(model(), vitrim.DataSpec(source, labels=False), out=tmp_path / "out", **given)
+    report = optimize(model(), vitrim.JudgedData(source, labels=False), out=tmp_path / "out", **given)
     assert report.facts["bound"] == {"speedup": 1.05}
     assert report.best is not None
     assert "points of agreement" in report.sentence
@@ -388,7 +388,7 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     torch.manual_seed(0)
     host = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
     watch.exports = True
-    report = optimize(host, vitrim.DataSpec(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
+    report = optimize(host, vitrim.JudgedData(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
     assert report.best is not None
     data = vitrim.open_data(str(tmp_path / "images"))
     task, dataset = open_task(ModelSpec(host).load(), data, embeddings=True)
@@ -576,7 +576,7 @@ def test_a_dense_model_that_guesses_ends_the_search(tmp_path: Path, watch: Watch
         optimize(host, data, **given)
     assert measured(tmp_path / "out") == ["top-1 of the dense model"]
     assert watch.timed == []
-    without = vitrim.DataSpec(data, labels=False)
+    without = vitrim.JudgedData(data, labels=False)
     assert optimize(host, without, **{**given, "out": tmp_path / "agreement"}).facts["doubts"] == []
 
 

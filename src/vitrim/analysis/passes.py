@@ -18,7 +18,7 @@ from vitrim.core.registry import fitting
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec
 from vitrim.measure.evaluation import DTYPES, paired_probes, standard_probes
-from vitrim.measure.inputs import DataSpec
+from vitrim.measure.inputs import ScoredData
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
@@ -67,7 +67,7 @@ class Setting:
     """The methods, images and machine that the passes of all models share."""
 
     methods: Sequence[MethodConfig]
-    data: DataSpec
+    data: ScoredData
     device: str
     dtype: str
     seed: int

@@ -23,7 +23,7 @@ from torch import Tensor
 from vitrim.engines.formats import format_named, formats
 from vitrim.engines.formats.base import PRECISIONS, Array, Format, Run, as_array
 from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
-from vitrim.files import as_path, json_text
+from vitrim.files import json_text
 from vitrim.report import Report
 
 try:
@@ -107,7 +107,7 @@ class Exported:
             VitrimError: there is no such file, `vitrim.export` did not write it, it is damaged, its weights are in
                 another folder, its engine is not installed, or threads for an engine without its own.
         """
-        path = as_path(path)
+        path = Path(path)
         if not path.is_file():
             raise VitrimError(f"no exported model at {path}")
         format_named(None, path)  # refuses unknown suffixes

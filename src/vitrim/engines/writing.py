@@ -12,13 +12,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
+from vitrim.checked import Natural, checked, checked_call
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import get_reduction, reduce_, restore_
@@ -32,11 +34,11 @@ from vitrim.engines.formats.base import OPSETS, PRECISIONS, Array, Format, Graph
 from vitrim.engines.program import MAX_BATCH, Program, as_read, highest_share, trace
 from vitrim.engines.program import check as compare
 from vitrim.engines.timing import noise, table, time_exported
-from vitrim.errors import ReductionWarning, VitrimError, check_kinds, check_known, check_read, check_whole, first_line
-from vitrim.files import as_path, check_file, json_text
-from vitrim.loading import MADE, ModelSpec
+from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
+from vitrim.files import check_file, json_text
+from vitrim.loading import ModelSpec
 from vitrim.measure.copies import Apart, apart, shared_copy, take_learned
-from vitrim.measure.inputs import WHERE, DataSpec, open_images
+from vitrim.measure.inputs import DataSpec, open_images
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import count_macs
 from vitrim.tasks.classes import class_names
@@ -54,6 +56,7 @@ CHECKED = 64
 """Default number of random images for the parity check."""
 
 MAX_SIDE = 4096
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 """Largest side in pixels: beyond, a model may need gigabytes or hours before it refuses the size."""
 
 MOST_TOLD = 2**16
@@ -68,7 +71,7 @@ less (`highest_share`) is wrong. Of 1,000 photographs 84.8 (`vid_tldr`) to 96.4 
 (`tofu`) to 95.4 % on DeiT-T (docs/results/engines.md)."""
 
 
-@dataclass(frozen=True)
+@checked
 class FileSpec:
     """The file that `export` writes; the suffix and the defaults are often enough.
 
@@ -85,43 +88,27 @@ class FileSpec:
     """
 
     to: str | None = None
-    batch: int | None = None
-    opset: int = 20
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
+    opset: Annotated[int, Field(ge=OPSETS.start, lt=OPSETS.stop)] = 20
     precision: str = "fp32"
     preprocess: bool = False
-    size: int | tuple[int, int] | None = None
+    size: Side | tuple[Side, Side] | None = None
     name: str | None = None
     classes: Sequence[str] | None = None
 
-    def __post_init__(self) -> None:
-        check_kinds(to=self.to, precision=self.precision, name=self.name)
-        size, classes = self.size, self.classes
-        sides = size if isinstance(size, tuple | list) and len(size) == 2 else (size,)
-        if size is not None and any(type(side) is not int for side in sides):
-            raise VitrimError(f"size is a whole number, or height and width, not {size!r:.60}")
-        listed = isinstance(classes, Sequence) and not isinstance(classes, str)
-        if classes is not None and not (listed and all(isinstance(one, str) for one in classes)):
-            raise VitrimError(f"classes are texts, the name of every class, not {classes!r:.60}")
 
-    @classmethod
-    def of(cls, file: FileSpec | None) -> FileSpec:
-        """``file``, by default without options."""
-        if not isinstance(file, FileSpec | None):
-            raise VitrimError(f"file is a vitrim.FileSpec, not {file!r:.60}")
-        return file or cls()
-
-
+@checked_call
 def export(
     model: nn.Module | str | ModelSpec,
     method: MethodConfig | str | None,
     path: str | Path,
     file: FileSpec | None = None,
     *,
-    check: int | Tensor = CHECKED,
+    check: Natural | Tensor = CHECKED,
     images: Any = None,
     freeze: bool | float = False,
     bench: bool = False,
-    seed: int = 0,
+    seed: Natural = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` is not changed.
@@ -169,12 +156,9 @@ def export(
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]
         ('tome:r=2', [15, 13])
     """
-    spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), FileSpec.of(file)
-    check_read(spec, MADE)
-    check_read(source, (*WHERE, "limit"))
-    check_whole(check=(0 if isinstance(check, Tensor) else check, 0))
+    spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
     config = _asked_method(method, spec.model, freeze, source)
-    path = as_path(path)
+    path = Path(path)
     kind = format_named(wanted.to, path)
     _check_file(wanted, path, kind, source)
     tell = on_progress or (lambda _: None)
@@ -245,10 +229,6 @@ class _Subject:
 
 def _check_file(wanted: FileSpec, path: Path, kind: type[Format], images: DataSpec) -> None:
     """Refuse options that the format does not support, paths that cannot be written, and int8 without images."""
-    if wanted.batch is not None and (type(wanted.batch) is not int or not 1 <= wanted.batch <= MAX_BATCH):
-        raise VitrimError(f"batch={wanted.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
-    if wanted.opset not in OPSETS:
-        raise VitrimError(f"opset={wanted.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
     check_known(f"precision of {kind.name} files", wanted.precision, (*kind.casts, *kind.makes))
     kind.check()
     if wanted.precision == "int8":

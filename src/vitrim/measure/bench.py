@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from vitrim.checked import Natural, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of
 from vitrim.core.registry import ask, fitting, parse_method, reducible
@@ -26,11 +27,11 @@ from vitrim.data.dataset import CALIBRATED, calibrating
 from vitrim.engines.engine import Eager, Engine, Opened, Run, compilation, engines_named, listed
 from vitrim.engines.formats.base import PRECISIONS
 from vitrim.engines.program import Program
-from vitrim.errors import VitrimError, check_read, one_line_errors
-from vitrim.loading import MADE, ModelSpec
+from vitrim.errors import VitrimError, one_line_errors
+from vitrim.loading import PlacedModel
 from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
-from vitrim.measure.inputs import WHERE, DataSpec, open_images, random_images, untrained_counts, untrained_notes
+from vitrim.measure.inputs import DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -65,7 +66,7 @@ WHOLE = "whole model"
 """The ``part`` of rows of an entire dense-prediction model."""
 
 
-def place_of(spec: ModelSpec) -> torch.device:
+def place_of(spec: PlacedModel) -> torch.device:
     """The device of a model: of its spec if given by name, else of its parameters; `VitrimError` if they differ."""
     selected = select_device(str(spec.device or "cpu"))
     if spec.named:
@@ -79,6 +80,7 @@ def place_of(spec: ModelSpec) -> torch.device:
     return place
 
 
+@checked_call
 def bench(
     model: AnyModel,
     methods: MethodsAndFiles = None,
@@ -88,7 +90,7 @@ def bench(
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
     budget: Budget | None = None,
-    seed: int = 0,
+    seed: Natural = 0,
     on_report: Callable[[SpeedReport], None] | None = None,
     on_progress: Tell | None = None,
 ) -> SpeedReport:
@@ -102,7 +104,7 @@ def bench(
 
     Args:
         model: a module, which is not changed and runs on its device, a name as on the command line, or a
-            `vitrim.ModelSpec`; a reduced module is timed beside its dense self. Or a `vitrim.Exported` file, which is
+            `vitrim.PlacedModel`; a reduced module is timed beside its dense self. Or a `vitrim.Exported` file, which is
             then the baseline.
         methods: one or several, configs or text; added to those of a reduced model. A model that cannot be reduced,
             such as Swin, is timed alone, without methods or under ``none``. Exported files among them are timed in the
@@ -135,11 +137,9 @@ def bench(
         >>> [(row["method"], row["batch_size"], row["rounds"]) for row in report.rows]
         [('dense', 2, 1), ('tome:r=1', 2, 1)]
     """
-    spec, sizes, budget = ModelSpec.of(model), batch_sizes(batch_size), budget or Budget()
+    spec, sizes, budget = PlacedModel.of(model), batch_sizes(batch_size), budget or Budget()
     prompt = images if isinstance(images, Prompt) else Prompt()
     source = DataSpec.of(None if isinstance(images, Prompt) else images)
-    check_read(spec, (*MADE, "device"))
-    check_read(source, WHERE)
     given, beside = parted(methods)
     on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
     if on_file is not None:
@@ -156,6 +156,8 @@ def bench(
         host, configs = _contestants(own.model, given, prompt, source)
         check_methods(host, configs, engines, sizes, own.learned, on_random=source.source is None)
         dataset = open_images(host, source)
+        if dataset is not None and source.limit is not None:
+            dataset = dataset.part(spread(len(dataset), source.limit).tolist())
         check_enough(dataset, max(sizes))
         speeds = Speeds(host, configs, dataset, engines, budget, seed, own.learned, beside, scored=True)
         shown = None if dataset is None else source.name(dataset)

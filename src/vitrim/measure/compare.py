@@ -11,19 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from vitrim.checked import Natural, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, fitting
 from vitrim.data import spread
 from vitrim.data.dataset import calibrating
 from vitrim.engines.engine import Engine, engines_named, listed
-from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_errors
-from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
+from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.bench import Speeds, Tell, batch_sizes, check_alone, check_enough, check_methods, place_of
 from vitrim.measure.comparison import Comparison
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import paired_probes, standard_probes
 from vitrim.measure.in_files import FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
-from vitrim.measure.inputs import SCORED, DataSpec, untrained_methods
+from vitrim.measure.inputs import ScoredData, untrained_methods
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.records import Batch, Row, read
@@ -33,6 +34,7 @@ from vitrim.measure.task_data import data_facts, open_task
 from vitrim.tasks import Task
 
 
+@checked_call
 def compare(
     model: nn.Module | str | ModelSpec,
     methods: MethodsAndFiles,
@@ -42,7 +44,7 @@ def compare(
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
     budget: Budget | None = None,
-    seed: int = 0,
+    seed: Natural = 0,
     on_report: Callable[[Comparison], None] | None = None,
     on_progress: Tell | None = None,
 ) -> Comparison:
@@ -56,11 +58,11 @@ def compare(
 
     Args:
         model: an unreduced module, which is not changed and runs on its device, a name as on the command line, or a
-            `vitrim.ModelSpec`.
+            `vitrim.PlacedModel`.
         methods: one or several, configs or text; the picture joins the settings of one method. For a model that cannot
             be reduced, such as Swin, none at all, or ``none``. Exported files among them have a row each and are scored
             and timed on their own engine.
-        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`.
+        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.ScoredData`.
         at: batch sizes to time.
         engine, budget, seed, on_progress: see `vitrim.bench`.
         precision: fp32, bf16, fp16, int8, or several; losses are relative to the dense model in fp32. int8 is
@@ -91,9 +93,7 @@ def compare(
         >>> [(row["method"], row["images"], row["speeds"][0]["batch_size"]) for row in report.rows]
         [('dense', 2, 2), ('tome:r=2', 2, 2)]
     """
-    spec, images, sizes, budget = ModelSpec.of(model), DataSpec.of(data), batch_sizes(at), budget or Budget()
-    check_read(spec, (*MADE, "device"))
-    check_read(images, SCORED)
+    spec, images, sizes, budget = PlacedModel.of(model), ScoredData.of(data), batch_sizes(at), budget or Budget()
     given, beside = parted(methods)
     place = place_of(spec)
     engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
@@ -145,7 +145,7 @@ class _Contest:
     files: Mapping[str, FileModel]
     lower: Sequence[Engine]
     task: Task
-    images: DataSpec
+    images: ScoredData
     dataset: Any
 
     def check(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from vitrim.measure.macs import PARTS
 from vitrim.tasks.base import Task
 
 
+@runtime_checkable
 class InFile(Protocol):
     """The parts of `vitrim.Exported` that measurements use."""
 

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitrim.checked import Count, Natural, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
 from vitrim.data import ImageDataset, batches, load_images
-from vitrim.errors import VitrimError, check_known, check_read, check_whole, one_line_errors
-from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.errors import VitrimError, one_line_errors
+from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.copies import apart
 from vitrim.measure.inputs import (
-    WHERE,
     DataSpec,
     image_shape,
     open_images,
@@ -28,7 +28,7 @@ from vitrim.measure.inputs import (
     untrained_notes,
 )
 from vitrim.measure.machine import drawing, environment
-from vitrim.measure.macs import CONVENTIONS, PARTS, Profile, profile_of
+from vitrim.measure.macs import PARTS, Convention, Profile, profile_of
 from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.measure.records import DENSE
 from vitrim.report import Report, Table
@@ -38,15 +38,16 @@ IMAGES = 32
 GROUPS_SHOWN = 6
 
 
+@checked_call
 def profile(
     models: nn.Module | str | ModelSpec | Sequence[nn.Module | str | ModelSpec],
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     *,
-    convention: str = "all",
-    batch_size: int = 8,
+    convention: Convention = "all",
+    batch_size: Count = 8,
     images: Any = None,
     prompt: Prompt | None = None,
-    seed: int = 0,
+    seed: Natural = 0,
 ) -> Report:
     """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
 
@@ -84,17 +85,10 @@ def profile(
         28.0 % of the multiply-accumulates saved
     """
     configs = [config for config in parse_methods(methods) if config.describe() != "none"]
-    check_whole(batch_size=(batch_size, 1))
     spec, prompt = DataSpec.of(images), prompt or Prompt()
     if not isinstance(spec.source, str | Path | ImageDataset | None):
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(spec.source).__name__}")
     given = ModelSpec.each(models)
-    check_read(spec, (*WHERE, "limit"))
-    for one in given:
-        check_read(one, MADE)
-    if not all(isinstance(one.model, str | nn.Module) for one in given):
-        raise VitrimError(f"expected a model or its name, or a list of them, got {models!r:.60}")
-    check_known("convention", convention, CONVENTIONS)
     adaptive = _adaptive(given, configs)
     content = _content(spec, adaptive, batch_size, seed)
     # only shapes matter, unless a method depends on the content

@@ -14,18 +14,19 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from vitrim.checked import checked
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.engines.engine import engines_named, listed
-from vitrim.errors import VitrimError, check_kinds, check_known
+from vitrim.errors import VitrimError
 from vitrim.measure.bench import check_engines
 from vitrim.measure.copies import shared_copy
 from vitrim.measure.identity import identity, weights_fingerprint
@@ -440,7 +441,7 @@ def of_one_kind(targets: Sequence[Target]) -> list[Target]:
     return list(targets)
 
 
-@dataclass(frozen=True)
+@checked
 class SearchSpec:
     """The strategy of a search, its objective, and when it ends.
 
@@ -460,16 +461,12 @@ class SearchSpec:
 
     strategy: str = "evolution"
     shape: str = "free"
-    proxy: str = "feature"
-    minutes: float | None = None
+    proxy: Proxy = "feature"
+    minutes: Annotated[float, Field(gt=0)] | None = None
     engine: str | Sequence[str] | None = None
     precision: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        check_known("proxy", self.proxy, get_args(Proxy))
-        check_kinds(minutes=self.minutes)
-        if self.minutes is not None and not self.minutes > 0.0:
-            raise VitrimError(f"a search needs some time, got minutes={self.minutes:g}")
         make_strategy(self.strategy, self.shape)
 
     @property

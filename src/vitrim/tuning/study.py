@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from vitrim.checked import refusal
 from vitrim.core.method import MethodConfig
-from vitrim.errors import VitrimError, os_errors, plain
+from vitrim.errors import VitrimError, os_errors
 from vitrim.files import check_file, whole_lines
 from vitrim.measure.identity import first_difference
 from vitrim.measure.records import Processes
@@ -221,10 +222,7 @@ def _check(kind: Any, value: Any) -> None:
     try:
         TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        message = plain(first["msg"])
-        raise ValueError(f"{place}: {message}" if place else message) from None
+        raise refusal("its value", error, kind) from None
 
 
 class _Line(BaseModel):
