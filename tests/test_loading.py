@@ -628,10 +628,10 @@ def test_options_of_a_list_are_those_of_its_names() -> None:
     spec = ScoredModel(
         ["test_vit", module, own], options={"depth": 1}, seed=3, device="meta", dtype="bf16", pretrained=True
     )
-    named, given, described = ModelSpec.each(spec)
+    named, given, described = ScoredModel.each(spec)
     assert named == dataclasses.replace(spec, model="test_vit")
     assert given == ScoredModel(module, device="meta", dtype="bf16")
-    assert described is own
+    assert described == ScoredModel.of(own)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pth", ".json"])

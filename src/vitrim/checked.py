@@ -89,13 +89,15 @@ class Checked(BaseModel):
         for name, value in values.items() if isinstance(values, Mapping) else ():
             kinds = cls.model_fields[name].annotation if name in cls.model_fields else Any
             entries = value if isinstance(value, list | tuple) else (value,)
-            said = f"{name}={shown(value)}: must be"
+            wanted = None
             if bool not in (kinds, *get_args(kinds)) and kinds is not Any and any(type(one) is bool for one in entries):
-                raise ValueError(f"{said} a number or a word, not true or false")
-            if isinstance(value, set | frozenset):
-                raise ValueError(f"{said} a list: a set has no order")
-            if any(isinstance(one, int) and abs(one) >= LARGEST for one in entries):
-                raise ValueError(f"{said} below 2**63")
+                wanted = "a number or a word, not true or false"
+            elif isinstance(value, set | frozenset):
+                wanted = "a list: a set has no order"
+            elif any(isinstance(one, int) and abs(one) >= LARGEST for one in entries):
+                wanted = "below 2**63"
+            if wanted is not None:
+                raise ValueError(f"{name}={shown(value)}: must be {wanted}")
         return values
 
 
@@ -135,10 +137,10 @@ SAID = {
     "callable_type": "must be a function",
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be options by name"),
     **dict.fromkeys(("list_type", "tuple_type", "sequence_str", "iterable_type"), "must be a list in brackets"),
-    "greater_than_equal": "must be at least {ge:g}",
-    "greater_than": "must be above {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be below {lt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
     "literal_error": "must be {expected}",
     "is_instance_of": "must be a {class}",
     "dataclass_exact_type": "must be a {class_name}",
@@ -196,9 +198,13 @@ def refusal(name: str, error: ValidationError, kind: Any = None, known: Collecti
             continue
         path, section = _where(entry["loc"], kind, list(known))
         if entry["type"] in UNKNOWN:
-            what = f"option of {'.'.join(path)}" if path and not known else "option"
-            return VitrimError(f"{name}: {unknown(what, entry['loc'][-1], known or section.model_fields)}")
-        message = SAID.get(entry["type"], entry["msg"]).format(**entry.get("ctx", {}))
+            what = f"option of {name if known or not path else '.'.join(path)}"
+            said_of = unknown(what, entry["loc"][-1], known or section.model_fields)
+            return VitrimError(f"{name}: {said_of}") if path and not known else said_of
+        facts: dict[str, Any] = entry.get("ctx", {})
+        words = "must be a {class_name}" if known and entry["type"] == "model_type" else SAID.get(entry["type"])
+        numbers = {key: f"{value:.12g}" for key, value in facts.items() if isinstance(value, float)}
+        message = entry["msg"] if words is None else words.format(**facts | numbers)
         for plain, better in KNOWN.items():
             message = message.replace(plain, better)
         where = ".".join(path)
@@ -230,8 +236,8 @@ def _where(loc: tuple[int | str, ...], kind: Any, known: list[str]) -> tuple[lis
     return path, kind
 
 
-def shown(value: Any) -> str:
-    """A value as on the command line, in one line.
+def shown(value: Any, depth: int = 5) -> str:
+    """A value as on the command line, in one line; lists of lists down to ``depth``.
 
     Example:
         >>> shown(None), shown(True), shown((1, 2)), shown("floor"), shown(10**100)
@@ -244,6 +250,6 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= LARGEST:  # Python refuses to print thousands of digits
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(shown(entry) for entry in value) + "]"
+        return "[" + (",".join(shown(entry, depth - 1) for entry in value) if depth else "...") + "]"
     text = " ".join(str(value).split()) if isinstance(value, str | int | float) else f"{value!r}"
     return text if len(text) <= WIDEST else f"{text[:WIDEST]}..."

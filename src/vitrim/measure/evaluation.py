@@ -112,8 +112,8 @@ def evaluate(
             images (B, C, H, W) and targets, which are labels (B,) for classification, and (B, K) of 0 and 1 for several
             labels per image. With batches, the task of a `vitrim.ScoredData` may be multilabel or a `Task`.
         out: folder that stores intermediate results every half minute, or `vitrim.ScoredResults`, which can also
-            request the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier: a row per
-            image with its index, file, label, and every model's class and probability.
+            request the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier: a
+            row per image with its index, file, label, and every model's class and probability.
         seed: seed of random weights and of methods that draw at random; the global generators do not change.
         on_progress: called after every batch with the number of images this process has seen, and its total or None.
         on_report: called with the partial report if the pass is interrupted, also by Ctrl-C; the exception is raised

@@ -137,8 +137,8 @@ def optimize(
             of the first two, else torch.export.
         precision: fp32, bf16, int8; None for those that the engines support here.
         out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``, or a
-            `vitrim.FileResults`, whose ``resume`` reuses the study's measurements, and whose ``preprocess`` makes a file
-            of raw images.
+            `vitrim.FileResults`, whose ``resume`` reuses the study's measurements, and whose ``preprocess`` makes a
+            file of raw images.
         on_progress: called often with a short text on the current step.
 
     Returns:
