@@ -54,7 +54,7 @@ def test_an_object_with_fewer_fields_is_completed_and_one_with_more_is_refused()
         (lambda: vitrim.Running(Path("a"), save_minutes="x"), "save_minutes=x", "a number"),
         (lambda: vitrim.Running(Path("a"), log_with=5), "log_with=5", "a list"),
         (lambda: vitrim.Budget(min_rounds=7, max_rounds=6), "max_rounds", "at least min_rounds"),
-        (lambda: vitrim.Budget(min_seconds=float("nan")), "min_seconds=nan", "a finite number"),
+        (lambda: vitrim.Budget(min_seconds=float("nan")), "min_seconds=nan", "at least 0"),
         (lambda: vitrim.FileSpec(size=(32, 0)), "size=0", "at least 1"),
         (lambda: vitrim.FileSpec(size=(32, 32, 3)), r"size=\[32,32,3\]", "at most 2 entries"),
         (lambda: vitrim.FileSpec(classes="abc"), "classes=abc", "a list"),

@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 """Whole numbers from 1, and from 0."""
 
-STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 """A number is no text and no truth."""
 LARGEST = 2**63
 """Integers are below it, those of a tensor's."""

@@ -54,7 +54,7 @@ EXTRAS = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
     **dict.fromkeys(("optuna", "greenlet"), "tune"),
-    **dict.fromkeys(("datasets", "PIL"), "data"),
+    **dict.fromkeys(("datasets", "PIL", "pyarrow"), "data"),
     **dict.fromkeys(("torchvision", "pycocotools"), "dense"),
     "transformers": "hf",
     "open_clip": "clip",
@@ -73,7 +73,7 @@ def check_installed(what: str, *packages: str, extra: str | None = None) -> None
 
     Args:
         what: the beginning of the message: what needs them.
-        packages: names of modules in `EXTRAS`.
+        packages: names of modules; one that is not in `EXTRAS` is installed by itself.
         extra: to install, if it is another one.
 
     Raises:
@@ -84,7 +84,8 @@ def check_installed(what: str, *packages: str, extra: str | None = None) -> None
     """
     missing = next((package for package in packages if find_spec(package) is None), None)
     if missing is not None:
-        install = f"pip install 'vitrim[{extra or EXTRAS[missing]}]'"
+        extra = extra or EXTRAS.get(missing)
+        install = f"pip install {missing}" if extra is None else f"pip install 'vitrim[{extra}]'"
         raise MissingPackageError(f"{what} needs the package '{missing}': {install}")
 
 

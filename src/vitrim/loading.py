@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import yaml
 
 from vitrim.checked import Natural, Refined, checked, one_line_of
-from vitrim.errors import MissingPackageError, VitrimError, check_known, first_line, unknown
+from vitrim.errors import VitrimError, check_installed, check_known, first_line, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -324,7 +324,7 @@ def model_modules() -> dict[str, tuple[str, ...]]:
 
 def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """A model of torchvision, with the transform of its default weights as `eval_transform`."""
-    models = _import("torchvision.models", "torchvision")
+    models = _import("torchvision.models")
     if name not in models.list_models():
         raise unknown("model of torchvision", name, models.list_models(include="vit*"))
     weights = models.get_model_weights(name).DEFAULT
@@ -350,7 +350,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """A Hugging Face model: from the folder ``name``, with its weights if it has any, or by its name on the Hub."""
     import torch
 
-    transformers = _import("transformers", "hf")
+    transformers = _import("transformers")
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or name.startswith(("./", "../", "~"))):
         raise VitrimError(f"no folder {name}; write hf: and a folder with config.json, or a name on the Hub")
@@ -392,7 +392,7 @@ def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """
     import torch
 
-    open_clip = _import("open_clip", "clip")
+    open_clip = _import("open_clip")
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / OPEN_CLIP_CONFIG).is_file():
@@ -561,15 +561,10 @@ def has_weights(folder: Path) -> bool:
     return any((folder / file).is_file() for file in HF_WEIGHTS)
 
 
-def _import(module: str, extra: str) -> Any:
+def _import(module: str) -> Any:
     package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != package:  # installed, but a dependency is missing
-            raise
-        install = f"'vitrim[{extra}]'" if extra != package else package
-        raise MissingPackageError(f"models of {package} need that package: pip install {install}") from error
+    check_installed(f"a model of {package}", package)
+    return importlib.import_module(module)
 
 
 LIBRARIES: dict[str, Creator] = {

@@ -97,8 +97,8 @@ def commands(root: Path) -> list[tuple[list[str], str | None]]:
         (["profile", "hf:google/vit"], "pip install 'vitrim[hf]'"),
         (["profile", "open_clip:ViT-B-32"], "pip install 'vitrim[clip]'"),
         (["eval", *MODEL, "--data", "hfds/a/b"], "'datasets': pip install 'vitrim[data]'"),
-        (["eval", *MODEL, *data, "--predictions", f"{root}/p.parquet"], "pip install 'vitrim[data]', or write .csv"),
-        (["demo", "--out", f"{root}/demo"], "scikit-learn: pip install 'vitrim[demo]'"),
+        (["eval", *MODEL, *data, "--predictions", f"{root}/p.parquet"], "pip install 'vitrim[data]'"),
+        (["demo", "--out", f"{root}/demo"], "'sklearn': pip install 'vitrim[demo]'"),
         (["analyze", *MODEL, *data, "--out", f"{root}/analysis"], "'scipy': pip install 'vitrim[analysis]'"),
         (
             ["show", *MODEL, str(root / "photos" / "a" / "0.png"), "--out", f"{root}/show"],

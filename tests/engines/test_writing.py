@@ -309,21 +309,12 @@ def test_a_path_that_is_none(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"file": FileSpec(batch=0)}, "batch=0 must be a whole number from 1"),
-        ({"file": FileSpec(opset=9)}, "opset=9 must be a whole number from 18 to 23"),
         ({"file": FileSpec(precision="bf16")}, "unknown precision of onnx files 'bf16'.* valid: fp16, fp32, int8"),
-        ({"check": -1}, "check is a whole number of at least 0, not -1"),
-        ({"check": 2.5}, "check is a whole number of at least 0, not 2.5"),
-        ({"file": FileSpec(batch=True)}, "batch=True must be a whole number from 1"),
-        ({"file": FileSpec(batch="x")}, "batch=x must be a whole number from 1"),
+        ({"check": -1}, "check=-1: must be at least 0"),
         ({"file": FileSpec(classes=["a"])}, "classes are 1 names, and the model has 3 classes"),
-        ({"file": 3}, "file is a vitrim.FileSpec, not 3"),
         ({"freeze": "x"}, "--capacity x must be above 0 and at most 1"),
         ({"file": FileSpec(to="tensorrt")}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"file": FileSpec(to="openvino")}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
-        ({"file": FileSpec(size=0)}, "size=0 must be from 1 to 4096"),
-        ({"file": FileSpec(size=16384)}, "size=16384 must be from 1 to 4096"),
-        ({"file": FileSpec(size=(32, 4097))}, r"size=\(32, 4097\) must be from 1 to 4096"),
         (
             {"check": torch.zeros(4, 3, 48, 48)},
             r"check holds images \(4, 3, 48, 48\) float32, and the file takes \(n, 3, 32, 32\) float32",

@@ -7,7 +7,6 @@ settings, a curve two numbers.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from vitrim.core.method import MethodConfig
-from vitrim.errors import MissingPackageError, VitrimError, check_known
+from vitrim.errors import VitrimError, check_installed, check_known
 from vitrim.tuning.space import SLOPES, Point, Space, normal, slope
 
 Search = Literal["evolution", "random", "gp", "tpe"]
@@ -125,8 +124,7 @@ class Optuna(Strategy):
     children = 1
 
     def __init__(self, name: Literal["gp", "tpe"]) -> None:
-        if importlib.util.find_spec("optuna") is None:
-            raise MissingPackageError(f"--search {name} needs the package optuna: pip install 'vitrim[tune]'")
+        check_installed(f"--search {name}", "optuna")
         self.name = name
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
