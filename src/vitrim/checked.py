@@ -104,8 +104,11 @@ class Checked(BaseModel):
 # ---- functions -------------------------------------------------------------------------------------------------------
 
 
-def checked_call(function: Callable[P, T]) -> Callable[P, T]:
+def checked_call(function: Callable[P, T], name: str | None = None) -> Callable[P, T]:
     """``function``, which raises a `VitrimError` for an argument of another type than its annotation's.
+
+    Args:
+        name: of the function in messages; default: its own.
 
     Example:
         >>> @checked_call
@@ -119,7 +122,7 @@ def checked_call(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **given: P.kwargs) -> T:
-        with one_line_of(function.__name__, function, names):
+        with one_line_of(name or function.__name__, function, names):
             return validated(*args, **given)
 
     return call

@@ -408,7 +408,7 @@ def test_the_protocol_can_be_changed(
             ["--data-option", "class_names=[a,b]"],
             r"class_names=\[a,b\] is no list of names; write e.g. class_names='\[",
         ),
-        (["--data-option", "num_classes=many"], "num_classes=many is not a whole number"),
+        (["--data-option", "num_classes=many"], "num_classes=many: must be a whole number"),
         (["--task", "detection"], "unknown task of Segmenter 'detection'.* valid: segmentation"),
     ],
 )

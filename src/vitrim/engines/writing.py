@@ -459,8 +459,6 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
         return channels, height, width
     rows, columns = (size, size) if isinstance(size, int) else size
     shape = (channels, rows, columns)
-    if not 1 <= min(shape) <= max(rows, columns) <= MAX_SIDE:
-        raise VitrimError(f"size={size} must be from 1 to {MAX_SIDE}")
     try:
         with torch.inference_mode():
             model(torch.zeros(1, channels, 1, 1).expand(1, *shape))  # needs no memory if the shape is refused
