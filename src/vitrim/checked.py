@@ -20,6 +20,8 @@ P = ParamSpec("P")
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 """Whole numbers from 1, and from 0."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""Whole numbers that torch takes as seeds."""
 
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 """A number is no text and no truth."""
@@ -225,8 +227,8 @@ def _where(loc: tuple[int | str, ...], kind: Any, known: list[str]) -> tuple[lis
     """The names that lead to a value, and the section that has it; pydantic's names for alternatives are left out."""
     if known:
         return [known[part] if isinstance(part, int) and part < len(known) else str(part) for part in loc[:1]], kind
-    path: list[str] = []
-    for part in loc:
+    path = [] if hasattr(kind, "model_fields") else [str(part) for part in loc]
+    for part in loc if not path else ():
         inside = getattr(kind, "model_fields", {})
         if isinstance(part, int):
             path.append(str(part))
@@ -234,7 +236,7 @@ def _where(loc: tuple[int | str, ...], kind: Any, known: list[str]) -> tuple[lis
             path.append(part)
             kinds = [inside[part].annotation, *get_args(inside[part].annotation)]
             kind = next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), kind)
-    while path and path[-1].isdecimal():
+    while hasattr(kind, "model_fields") and path and path[-1].isdecimal():
         path.pop()
     return path, kind
 

@@ -110,26 +110,6 @@ class ReductionWarning(UserWarning):
     """The reduction does less than requested; the message describes the difference."""
 
 
-def check_whole(**given: tuple[object, int]) -> None:
-    """Refuse a value that is no integer or is below its minimum; None is a default.
-
-    Args:
-        given: by name, the value and its minimum.
-
-    Raises:
-        VitrimError: names the first wrong value.
-
-    Example:
-        >>> check_whole(batch_size=(8, 1), limit=(None, 1))
-        >>> check_whole(batch_size=(0, 1))
-        Traceback (most recent call last):
-        vitrim.errors.VitrimError: batch_size is a whole number of at least 1, not 0
-    """
-    for name, (value, least) in given.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise VitrimError(f"{name} is a whole number of at least {least}, not {value!r:.60}")
-
-
 def check_known(what: str, given: object, valid: Collection[str]) -> None:
     """Refuse a name that is not among the ``valid`` names.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import yaml
 
-from vitrim.checked import Natural, Refined, checked, one_line_of
+from vitrim.checked import Refined, Seed, checked, one_line_of
 from vitrim.errors import VitrimError, check_installed, check_known, first_line, unknown
 
 if TYPE_CHECKING:
@@ -619,7 +619,7 @@ class ModelSpec(Refined):
     pretrained: bool = False
     checkpoint: str | Path | None = None
     options: Mapping[str, Any] | None = None
-    seed: Natural | None = None
+    seed: Seed | None = None
 
     @classmethod
     def each(cls, models: Any) -> list[Self]:

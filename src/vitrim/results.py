@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from vitrim.checked import Refined, checked
 from vitrim.errors import VitrimError
 
 PictureFormat = Literal["png", "svg"]
+PictureFormats = Annotated[Sequence[PictureFormat], Field(min_length=1)]
 
 
 @checked
@@ -71,4 +74,4 @@ class Pictures(Refined):
     """
 
     folder: str | Path | None = None
-    formats: Sequence[PictureFormat] = ("png",)
+    formats: PictureFormats = ("png",)

@@ -22,7 +22,6 @@ from cli_runs import exit_code
 from vitrim import reduce_
 from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.errors import VitrimError
-from vitrim.loading import ModelSpec
 from vitrim.measure.decisions import Decisions
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.inputs import DataSpec
@@ -625,9 +624,9 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
     [
         ({"model": {"dtype": "fp31"}}, "unknown dtype 'fp31'"),
         ({"model": {"pretrained": True}}, "say how to create a model: give its name"),
-        ({"seed": -1}, "seed is a whole number of at least 0, not -1"),
-        ({"seed": 2**63}, r"seed is a whole number from 0 to 2\*\*63 - 1"),
-        ({"on_progress": 5}, "on_progress is a function, not 5"),
+        ({"seed": -1}, "seed=-1: must be at least 0"),
+        ({"seed": 2**63}, "seed=a number of 64 bits: must be below 9223372036854775808"),
+        ({"on_progress": 5}, "on_progress=5: must be a function"),
         (
             {"data": {"split": "test"}},
             "split, columns and data_options say how to read a source, and a dataset is given",
@@ -637,8 +636,8 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
 )
 def test_arguments_that_say_nothing_are_refused(folder, options, message):
     given = dict(options)
-    model = ModelSpec(timm.create_model(MODEL, img_size=64, num_classes=6), **given.pop("model", {}))
-    data = DataSpec(load_images(folder), **given.pop("data", {}))
+    model = vitrim.ScoredModel(timm.create_model(MODEL, img_size=64, num_classes=6), **given.pop("model", {}))
+    data = vitrim.ScoredData(load_images(folder), **given.pop("data", {}))
     with pytest.raises(VitrimError, match=message):
         evaluate(model, "none", data, **given)
 

@@ -292,7 +292,7 @@ def test_a_file_runs_tensors_and_says_what_it_is(written: tuple[nn.Module, Expor
             vitrim.VitrimError, match=f"takes an array or a tensor of images, not {type(wrong).__name__}"
         ):
             file.run(wrong)  # type: ignore[arg-type]
-    with pytest.raises(vitrim.VitrimError, match="threads is a whole number of at least 1, not -1"):
+    with pytest.raises(vitrim.VitrimError, match="threads=-1: must be at least 1"):
         Exported.open(file.path, threads=-1)
 
 

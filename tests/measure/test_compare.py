@@ -319,8 +319,8 @@ def test_bars_are_quartiles_of_the_time_and_the_standard_error_of_the_loss() -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"at": 0}, "unexpected batch size '0'"),
-        ({"at": ()}, "unexpected batch size ''"),
+        ({"at": 0}, "at=0: must be at least 1"),
+        ({"at": ()}, "at=.*at least 1 entries"),
         ({"at": 11}, "has 10 images, too few for a batch of 11"),
         ({"precision": "fp8"}, "unknown precision 'fp8'.* valid: bf16, fp16, fp32, int8"),
         ({"engine": "tensorrt"}, "unknown engine 'tensorrt'"),

@@ -163,8 +163,8 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
-        ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations is a whole number of at least 1, not 0"),
-        (None, {"target": "macs=0.5"}, "there is nothing to tune: name at least one method"),
+        ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations=0: must be at least 1"),
+        ([], {"target": "macs=0.5"}, "there is nothing to tune: name at least one method"),
         ("tomee", {"target": "macs=0.5"}, "unknown method 'tomee'"),
         (["tome", "tome"], {"target": "macs=0.5"}, "method tome is given twice"),
         (["tome", "all"], {"target": "macs=0.5"}, "-m all has the other methods already"),
@@ -172,7 +172,7 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
         ("tome", {"target": "macs=0.5", "search": "grid"}, "unknown search 'grid'"),
         ("tome", {"target": "speedup=2", "search": vitrim.SearchSpec(engine="tensorrt")}, "unknown engine 'tensorrt'"),
         ("tome", {"target": [Target("macs", 0.5), "macs=0.5"]}, "--front macs=0.5, macs=0.5 has a target twice"),
-        ("tome", {"target": 3}, "cannot read the target 3: write e.g. macs=0.5"),
+        ("tome", {"target": 3}, "target=3: must be a Target, or a text"),
         ("tome", {"target": []}, r"cannot read the target \[\]: write e.g. macs=0.5"),
         ("tome", {"target": ["macs=0.5", "speedup=2"]}, "a front is over targets of one kind"),
         ("tome", {"target": "macs=0.5", "model": PlacedModel("test_vit", device="gpu")}, "unknown device 'gpu'"),

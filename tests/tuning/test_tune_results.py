@@ -245,6 +245,8 @@ def test_times_that_a_study_cannot_have_kept_are_refused(
     place = next(place for place, row in enumerate(lines) if row.get("measured") == "latency")
     lines[place]["value"] |= damage
     file.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    with pytest.raises(VitrimError, match=rf"study, line {place + 1}, is damaged: {next(iter(damage))}") as caught:
+    with pytest.raises(
+        VitrimError, match=rf"study, line {place + 1}, is damaged: a value: {next(iter(damage))}"
+    ) as caught:
         find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed_by_tokens, resume=True)
     assert "\n" not in str(caught.value)

@@ -17,7 +17,7 @@ from vitrim.analysis.families import FAMILIES, across, chosen, results_of
 from vitrim.analysis.output import SUMMARY, in_folder, read_analysis, write_analysis, write_records
 from vitrim.analysis.passes import Pass, Setting, complete, read_all, subjects
 from vitrim.analysis.record import Record, distinct
-from vitrim.checked import Natural, checked_call
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
@@ -27,7 +27,7 @@ from vitrim.loading import ModelSpec, ScoredModel
 from vitrim.measure.evaluation import DTYPES
 from vitrim.measure.inputs import ScoredData
 from vitrim.report import Report
-from vitrim.results import PictureFormat, Pictures
+from vitrim.results import PictureFormat, PictureFormats, Pictures
 
 PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
 """Import names of the packages that the metrics and the report need."""
@@ -43,7 +43,7 @@ def analyze(
     only: str | Sequence[str] | None = None,
     sizes: Sequence[int] = (),
     blocks: Sequence[int] = (),
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_progress: Callable[[int, int], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Report:
@@ -145,7 +145,7 @@ def analyze_records(
     *,
     out: str | Path,
     only: str | Sequence[str] | None = None,
-    formats: Sequence[PictureFormat] = ("png",),
+    formats: PictureFormats = ("png",),
 ) -> Report:
     """Analyse stored records as `analyze` does, without their models and images.
 
@@ -179,7 +179,7 @@ def compare_analyses(
     *,
     out: str | Path,
     only: str | Sequence[str] | None = None,
-    formats: Sequence[PictureFormat] = ("png",),
+    formats: PictureFormats = ("png",),
 ) -> Report:
     """Compare finished analyses, possibly of different images: depth, counts and features.
 

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrim.checked import Count, checked_call
 from vitrim.engines.formats import format_named, formats
 from vitrim.engines.formats.base import PRECISIONS, Array, Format, Run, as_array
-from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
+from vitrim.errors import VitrimError, check_known, first_line, os_errors
 from vitrim.files import json_text
 from vitrim.report import Report
 
@@ -82,7 +83,6 @@ class Exported:
     report: ExportReport | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_whole(threads=(self.threads, 1))
         if self.threads is not None and not self.kind.own_threads:
             raise VitrimError(
                 f"threads of {self.format} files are torch's: leave threads out, and call "
@@ -95,7 +95,8 @@ class Exported:
         return f"{self.path}: {made or 'a model'} for {self.engine} in {self.precision}; takes ({shape})"
 
     @classmethod
-    def open(cls, path: str | Path, *, threads: int | None = None, trust: bool = False) -> Exported:
+    @checked_call
+    def open(cls, path: str | Path, *, threads: Count | None = None, trust: bool = False) -> Exported:
         """Open an exported file and read its metadata. This never runs code in the file.
 
         Args:

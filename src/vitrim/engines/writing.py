@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.checked import Natural, checked, checked_call
+from vitrim.checked import Natural, Seed, checked, checked_call
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import get_reduction, reduce_, restore_
@@ -108,7 +108,7 @@ def export(
     images: Any = None,
     freeze: bool | float = False,
     bench: bool = False,
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` is not changed.

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from vitrim.checked import Natural, checked_call
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of
 from vitrim.core.registry import ask, fitting, parse_method, reducible
@@ -60,6 +61,10 @@ RING = 32
 MAX_BATCH = 2**20
 """Far above any useful batch: a typing error is reported at once, not by a library that runs out of memory."""
 
+BatchSizes: TypeAlias = (
+    Annotated[int, Field(ge=1, le=MAX_BATCH)]
+    | Annotated[Sequence[Annotated[int, Field(ge=1, le=MAX_BATCH)]], Field(min_length=1)]
+)
 Tell: TypeAlias = Callable[[str], None]
 
 WHOLE = "whole model"
@@ -86,11 +91,11 @@ def bench(
     methods: MethodsAndFiles = None,
     images: Any = None,
     *,
-    batch_size: int | Sequence[int] = (1, 8, 32),
+    batch_size: BatchSizes = (1, 8, 32),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
     budget: Budget | None = None,
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_report: Callable[[SpeedReport], None] | None = None,
     on_progress: Tell | None = None,
 ) -> SpeedReport:
@@ -300,13 +305,7 @@ def check_enough(dataset: ImageDataset | None, count: int) -> None:
 
 
 def batch_sizes(given: int | Sequence[int]) -> list[int]:
-    sizes = list(dict.fromkeys(given if isinstance(given, Sequence) and not isinstance(given, str) else [given]))
-    for size in sizes or ("",):
-        if type(size) is not int or not 1 <= size <= MAX_BATCH:
-            raise VitrimError(
-                f"unexpected batch size '{size}'; valid batch sizes: whole numbers from 1 to {MAX_BATCH}, as in 1,8"
-            )
-    return sizes
+    return list(dict.fromkeys([given] if isinstance(given, int) else given))
 
 
 def adaptive_one(methods: Mapping[str, MethodConfig]) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from vitrim.checked import Natural, checked_call
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, fitting
 from vitrim.data import spread
@@ -19,7 +19,16 @@ from vitrim.data.dataset import calibrating
 from vitrim.engines.engine import Engine, engines_named, listed
 from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
-from vitrim.measure.bench import Speeds, Tell, batch_sizes, check_alone, check_enough, check_methods, place_of
+from vitrim.measure.bench import (
+    BatchSizes,
+    Speeds,
+    Tell,
+    batch_sizes,
+    check_alone,
+    check_enough,
+    check_methods,
+    place_of,
+)
 from vitrim.measure.comparison import Comparison
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import paired_probes, standard_probes
@@ -40,11 +49,11 @@ def compare(
     methods: MethodsAndFiles,
     data: Any,
     *,
-    at: int | Sequence[int] = (1, 8),
+    at: BatchSizes = (1, 8),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
     budget: Budget | None = None,
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_report: Callable[[Comparison], None] | None = None,
     on_progress: Tell | None = None,
 ) -> Comparison:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrim.checked import Natural, checked_call
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask
 from vitrim.data import DataError
@@ -47,7 +47,7 @@ from vitrim.measure.records import Processes, Row, read
 from vitrim.measure.run import Findings, Measurement, Partial
 from vitrim.measure.task_data import DATASETS, data_facts, open_task, task_of
 from vitrim.report import Report
-from vitrim.results import ScoredResults
+from vitrim.results import Results, ScoredResults
 from vitrim.tasks import Task
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -93,8 +93,8 @@ def evaluate(
     methods: MethodsAndFiles,
     data: Any,
     *,
-    out: str | Path | ScoredResults | None = None,
-    seed: Natural = 0,
+    out: str | Path | Results | None = None,
+    seed: Seed = 0,
     on_progress: Callable[[int, int | None], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Report:

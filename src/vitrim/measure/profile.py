@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrim.checked import Count, Natural, checked_call
+from vitrim.checked import Count, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
@@ -47,7 +47,7 @@ def profile(
     batch_size: Count = 8,
     images: Any = None,
     prompt: Prompt | None = None,
-    seed: Natural = 0,
+    seed: Seed = 0,
 ) -> Report:
     """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrim.checked import Natural, checked_call
+from vitrim.checked import Natural, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.selection import Selector
@@ -75,7 +75,7 @@ def show(
     class_names: Sequence[str] | None = None,
     select: Selector | str | None = None,
     out: str | Path | Pictures | None = None,
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Shown:
     """Draw the patches that methods keep, block by block: a figure per image, a row per method.

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from vitrim.checked import Checked, one_line_of
+from vitrim.checked import Checked, checked_call, one_line_of
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
 from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, flat, short
@@ -369,6 +369,7 @@ def recipes() -> Mapping[str, Path]:
     return MappingProxyType(dict(sorted((files | dict.fromkeys(study.names(), study.TABLE)).items())))
 
 
+@checked_call
 def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
     """Read a recipe by its name or file, and change some of its values.
 
@@ -388,8 +389,6 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
         0.0001
     """
-    if not isinstance(name, str | Path | Mapping):
-        raise VitrimError(f"a recipe is a name, a YAML file or a mapping of values, not {short(repr(name))}")
     if isinstance(name, Mapping):
         own_name, given = "recipe", [("recipe", copy.deepcopy(dict(name)))]
     elif Path(name).suffix in (".yaml", ".yml"):
@@ -506,11 +505,7 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
         {'epochs': 5, 'optimizer': {'lr': 0.0001}}
     """
     values: dict[str, Any] = {}
-    if isinstance(changes, str) or not isinstance(changes, Mapping | Sequence):
-        raise VitrimError(f"changes are a list of key=value texts, or a mapping, not {short(repr(changes))}")
     for change in changes:
-        if not isinstance(change, str):
-            raise VitrimError(f"cannot read {short(repr(change))}: write key=value, e.g. optimizer.lr=1e-4")
         if isinstance(changes, Mapping):
             key, value = change, changes[change]
         else:

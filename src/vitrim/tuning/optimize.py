@@ -48,7 +48,7 @@ from vitrim.measure.scoring import SCORED_ON_ENGINES
 from vitrim.measure.task_data import num_classes, open_task
 from vitrim.plots import style
 from vitrim.report import Report
-from vitrim.results import FileResults
+from vitrim.results import FileResults, Results
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.optimize_race import SEARCHED_AT, Candidate, Race
 from vitrim.tuning.optimize_report import draw, in_words, meaning, table
@@ -112,7 +112,7 @@ def optimize(
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     engine: str | Sequence[str] | None = None,
     precision: str | Sequence[str] | None = None,
-    out: str | Path | FileResults = "optimized",
+    out: str | Path | Results = "optimized",
     on_progress: Callable[[str], None] | None = None,
 ) -> OptimizeReport:
     """Find the fastest file for a model on this machine: engine, precision, method and schedule.

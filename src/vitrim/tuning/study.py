@@ -222,7 +222,7 @@ def _check(kind: Any, value: Any) -> None:
     try:
         TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        raise refusal("its value", error, kind) from None
+        raise refusal("a value", error, kind) from None
 
 
 class _Line(BaseModel):

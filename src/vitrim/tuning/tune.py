@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrim.checked import Count, Natural, checked_call
+from vitrim.checked import Count, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.engines.engine import engines_named
@@ -94,7 +94,7 @@ def tune(
     search: SearchSpec | str | None = None,
     check: Any = None,
     out: str | Path | Results | None = "tuned",
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
     """Search a value per block with the least damage at a target, and compare it with one value for all blocks.
@@ -189,7 +189,7 @@ def tune_grid(
     *,
     number: Count | None = None,
     out: str | Path | Results | None = "tuned",
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
     """Evaluate a method at every point of a grid, and the dense model.
@@ -244,7 +244,7 @@ def train_grid(
     resume: bool = False,
     workers: int = 0,
     device: str | None = None,
-    seed: Natural = 0,
+    seed: Seed = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
     """Train a recipe at every point of a grid, each run in its own folder.
