@@ -23,7 +23,6 @@ from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, PlacedModel, ScoredModel
 from vitrim.measure.run import Measurement
 from vitrim.report import Report
-from vitrim.results import Pictures
 
 IMAGES = 10
 
@@ -180,8 +179,6 @@ def test_what_was_gathered_is_kept(
             "blocks are those of the families attention and router, which run only if they are named",
         ),
         ({"only": "router", "blocks": (0, 6)}, "there is no block 6 to draw; valid: 0 to 5"),
-        ({"formats": ["jpg"]}, "formats=jpg: must be 'png' or 'svg'"),
-        ({"formats": ()}, "formats=.*must have at least 1 entries"),
         ({"model": PlacedModel("test_vit", device="nowhere")}, "unknown device 'nowhere'"),
         ({"model": 3}, "models=3: must be a torch.nn.Module"),
         ({"model": ["test_vit", "test_vit"]}, "model test_vit is given twice"),
@@ -203,8 +200,6 @@ def test_bad_input_writes_nothing(
     model: nn.Module, images: ImageDataset, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     given: dict[str, Any] = {"model": model, "methods": (), "data": images, "out": tmp_path / "new", **arguments}
-    if "formats" in given:
-        given["out"] = Pictures(tmp_path / "new", formats=given.pop("formats"))
     positional: Sequence[Any] = [given.pop(name) for name in ("model", "methods", "data")]
     with pytest.raises(VitrimError, match=message) as caught:
         analyze(*positional, **given)

@@ -269,7 +269,7 @@ def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, c
         (["-m", "tome:r=2", "--model-option", "img_size=32"], "model option img_size is given twice"),
         (["-m", "tome:r=2", "--model-option", "num_heads=0"], "num_heads=0 must be a whole number from 1"),
         (["-m", "tome:r=2", "--seed", "9" * 23], "--seed"),
-        (["-m", "tome:r=2", "--label-column", "label"], "is a folder of images and has no columns"),
+        (["-m", "tome:r=2", "--label-column", "label"], "is a folder of images, without columns"),
         (["-m", "tome:r=2", "--data", "/no/such/place"], "/no/such/place does not exist: "),
         (["-m", "tome:r=2", "--model-option", "img_size"], "cannot read 'img_size': write key=value"),
         (["-m", "tome:r=2", "--checkpoint", "/no/weights.safetensors"], "no checkpoint at /no/weights.safetensors"),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ class Exported:
 
     @classmethod
     @checked_call
-    def open(cls, path: str | Path, *, threads: Count | None = None, trust: bool = False) -> Exported:
+    def open(cls, path: str | Path, *, threads: Count | None = None, trust: bool = False) -> Self:
         """Open an exported file and read its metadata. This never runs code in the file.
 
         Args:

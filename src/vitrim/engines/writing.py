@@ -361,7 +361,7 @@ def _asked_method(
     if config is None and isinstance(model, nn.Module) and (reduction := get_reduction(model)) is not None:
         config = reduction.config
     option = "--freeze" if freeze is True else "--capacity"
-    if not isinstance(freeze, int | float) or not 0.0 < freeze <= 1.0:
+    if not 0.0 < freeze <= 1.0:
         raise VitrimError(f"{option} {freeze} must be above 0 and at most 1: the share of images that fit")
     if config is None:
         raise VitrimError(f"{option} is for a method that adapts to the images: give one with -m")
