@@ -14,8 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrim"
 ROOMS = (
-    "version", "errors", "files", "report", "progress", "core", "methods", "selectors", "data", "tasks", "models",
-    "hosts", "weights", "loading", "engines", "measure", "plots", "training", "analysis",
+    "version", "errors", "checked", "files", "report", "results", "progress", "core", "methods", "selectors", "data",
+    "tasks", "models", "hosts", "weights", "loading", "engines", "measure", "plots", "training", "analysis",
     "tuning", "serving", "app", "", "cli", "__main__",
 )  # fmt: skip
 """From the ground up. Without a name: the package itself, whose public names are those of rooms far below."""

@@ -1,4 +1,4 @@
-"""What users give: objects and functions whose types pydantic checks, and one line for what does not fit."""
+"""Objects that users give and functions they call, whose types pydantic checks; one line for what does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a command writes, and what of it."""
+"""The places and kinds of what a command writes."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> An
     if spec.source is None:
         return None
     if spec.by_name:
-        dataset = load_images(str(spec.source), **spec.columns)
+        dataset = load_images(str(spec.source), **spec.columns, **(spec.options or {}))
     elif isinstance(spec.source, ImageDataset):
         dataset = copy.copy(spec.source)
     else:

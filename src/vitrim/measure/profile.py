@@ -163,7 +163,7 @@ def _content(spec: DataSpec, adaptive: Sequence[str], batch_size: int, seed: int
         return _Content(images if adaptive else None, images.source, min(count, len(images)), batch_size, seed)
     if images is None or not adaptive:
         return _Content(None, None if images is None else str(images), count, batch_size, seed)
-    dataset = load_images(images, **spec.columns)
+    dataset = load_images(images, **spec.columns, **(spec.options or {}))
     return _Content(dataset, str(images), min(count, len(dataset)), batch_size, seed)
 
 

@@ -280,13 +280,13 @@ def _open(
     if like.device.type != "cpu" or like.dtype != torch.float32:
         kind = str(like.dtype).removeprefix("torch.")
         raise VitrimError(f"the model is {kind} on {like.device}: give it in float32 on the CPU, where files run")
+    read = DataSpec(source.source, **source.columns, options=source.options)
     if source.labels:
-        read = DataSpec(source.source, **source.columns, options=source.options)
         task, dataset = open_task(loaded, read, embeddings=True)
     else:
         tower = task_name(model) == EMBEDDING
         task = make_task(EMBEDDING, 0) if tower else make_task("classification", num_classes(model))
-        dataset = open_images(model, source)
+        dataset = open_images(model, read)
     if task.name not in SCORED_ON_ENGINES:
         raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
     if len(dataset) < LEAST:
