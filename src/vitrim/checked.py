@@ -17,7 +17,7 @@ from vitrim.errors import VitrimError, unknown
 T = TypeVar("T")
 P = ParamSpec("P")
 
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 """Whole numbers from 1, and from 0."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -41,7 +41,7 @@ def checked(kind: type[T]) -> type[T]:
     Example:
         >>> @checked
         ... class Box:
-        ...     side: Count = 1
+        ...     side: Positive = 1
         >>> Box(0)
         Traceback (most recent call last):
         vitrim.errors.VitrimError: Box: side=0: must be at least 1

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrim.checked import Count, checked_call
+from vitrim.checked import Positive, checked_call
 from vitrim.engines.formats import format_named, formats
 from vitrim.engines.formats.base import PRECISIONS, Array, Format, Run, as_array
 from vitrim.errors import VitrimError, check_known, first_line, os_errors
@@ -96,7 +96,7 @@ class Exported:
 
     @classmethod
     @checked_call
-    def open(cls, path: str | Path, *, threads: Count | None = None, trust: bool = False) -> Self:
+    def open(cls, path: str | Path, *, threads: Positive | None = None, trust: bool = False) -> Self:
         """Open an exported file and read its metadata. This never runs code in the file.
 
         Args:

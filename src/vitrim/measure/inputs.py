@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.checked import Count, Natural, Refined, checked
+from vitrim.checked import Natural, Positive, Refined, checked
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, input_size_of
 from vitrim.core.saving import saved_method
@@ -48,7 +48,7 @@ class DataSpec(Refined):
     image_column: str | None = None
     label_column: str | None = None
     options: Mapping[str, Any] | None = None
-    limit: Count | None = None
+    limit: Positive | None = None
 
     @property
     def by_name(self) -> bool:
@@ -78,7 +78,7 @@ class ScoredData(DataSpec):
 
     task: Any = None
     protocol: Mapping[str, Any] | None = None
-    batch_size: Count = 32
+    batch_size: Positive = 32
     workers: Natural = 0
 
 

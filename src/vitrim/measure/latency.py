@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.checked import Count, Natural, checked
+from vitrim.checked import Natural, Positive, checked
 from vitrim.errors import VitrimError
 
 FloatArray = NDArray[np.float64]
@@ -60,9 +60,9 @@ class Budget:
         True
     """
 
-    min_rounds: Count = 10
+    min_rounds: Positive = 10
     min_seconds: Annotated[float, Field(ge=0)] = 1.0
-    max_rounds: Count = 1000
+    max_rounds: Positive = 1000
     warmup_rounds: Natural = 3
 
     def __post_init__(self) -> None:

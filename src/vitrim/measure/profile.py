@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrim.checked import Count, Seed, checked_call
+from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
@@ -44,12 +44,12 @@ def profile(
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     *,
     convention: Convention = "all",
-    batch_size: Count = 8,
+    batch_size: Positive = 8,
     images: Any = None,
     prompt: Prompt | None = None,
     seed: Seed = 0,
 ) -> Report:
-    """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
+    """Positive parameters, multiply-accumulates per image and tokens per block, dense and reduced.
 
     Counts of most methods follow from shapes: weights and images do not matter, and the weights of a named model are
     not even initialised. Adaptive methods run on images, which should be real, with real weights. For a vision-language
@@ -179,7 +179,7 @@ class _Counted(NamedTuple):
 def _counted(
     spec: ModelSpec, methods: Sequence[MethodConfig], prompt: Prompt, content: _Content, device: str
 ) -> _Counted:
-    """Count one model, dense and under every method; a named model is created on ``device``."""
+    """Positive one model, dense and under every method; a named model is created on ``device``."""
     place = torch.device(device) if spec.named else next(spec.model.parameters(), torch.empty(0)).device
     with drawing(place, content.seed):
         loaded = _created(spec, device)

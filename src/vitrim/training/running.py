@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, Strict
 
-from vitrim.checked import Count, Natural, Refined, checked
+from vitrim.checked import Natural, Positive, Refined, checked
 from vitrim.errors import check_installed
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class Running(Refined):
     out: Annotated[Path, Strict(False)]
     resume: bool = False
     workers: Natural = 0
-    eval_batch: Count = 64
+    eval_batch: Positive = 64
     save_minutes: Annotated[float, Field(ge=0)] = 10.0
-    log_every: Count = 10
-    keep: Count = 2
+    log_every: Positive = 10
+    keep: Positive = 2
     tensorboard: bool = False
     log_with: Sequence[Any] = ()
-    max_updates: Count | None = None
+    max_updates: Positive | None = None
 
     def __post_init__(self) -> None:
         check_installed("training", "accelerate")

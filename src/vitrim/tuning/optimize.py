@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from vitrim.checked import Count, checked, checked_call
+from vitrim.checked import Positive, checked, checked_call
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods
@@ -108,7 +108,7 @@ def optimize(
     *,
     max_loss: float | None = None,
     speedup: float | None = None,
-    batch_size: Count = 1,
+    batch_size: Positive = 1,
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     engine: str | Sequence[str] | None = None,
     precision: str | Sequence[str] | None = None,

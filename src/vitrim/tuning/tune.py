@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrim.checked import Count, Seed, checked_call
+from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.engines.engine import engines_named
@@ -90,7 +90,7 @@ def tune(
     data: Any,
     *,
     target: Target | str | Sequence[Target | str],
-    evaluations: Count | None = None,
+    evaluations: Positive | None = None,
     search: SearchSpec | str | None = None,
     check: Any = None,
     out: str | Path | Results | None = "tuned",
@@ -187,7 +187,7 @@ def tune_grid(
     grid: str | Sequence[str],
     data: Any,
     *,
-    number: Count | None = None,
+    number: Positive | None = None,
     out: str | Path | Results | None = "tuned",
     seed: Seed = 0,
     on_progress: Progress | None = None,
@@ -239,7 +239,7 @@ def train_grid(
     grid: str | Sequence[str],
     data: str,
     *,
-    number: Count | None = None,
+    number: Positive | None = None,
     out: str | Path = "tuned",
     resume: bool = False,
     workers: int = 0,
