@@ -49,7 +49,7 @@ def profile(
     prompt: Prompt | None = None,
     seed: Seed = 0,
 ) -> Report:
-    """Positive parameters, multiply-accumulates per image and tokens per block, dense and reduced.
+    """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
 
     Counts of most methods follow from shapes: weights and images do not matter, and the weights of a named model are
     not even initialised. Adaptive methods run on images, which should be real, with real weights. For a vision-language
@@ -179,7 +179,7 @@ class _Counted(NamedTuple):
 def _counted(
     spec: ModelSpec, methods: Sequence[MethodConfig], prompt: Prompt, content: _Content, device: str
 ) -> _Counted:
-    """Positive one model, dense and under every method; a named model is created on ``device``."""
+    """Count one model, dense and under every method; a named model is created on ``device``."""
     place = torch.device(device) if spec.named else next(spec.model.parameters(), torch.empty(0)).device
     with drawing(place, content.seed):
         loaded = _created(spec, device)
