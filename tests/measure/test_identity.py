@@ -200,7 +200,8 @@ def test_a_study_of_other_weights_labels_or_images_is_not_resumed(
     few = {"few": True} if command is optimized else {}
 
     def attempt(column: str = "a", seed: int = 0, resume: bool = True, **changes: Any) -> None:
-        images = vitrim.DataSpec(str(table), label_column=column, limit=90, **few)
+        kind = vitrim.JudgedData if few else vitrim.DataSpec
+        images = kind(str(table), label_column=column, limit=90, **few)
         command(model(seed, **changes), images, vitrim.Results(out, resume=resume))
 
     write(table, 0)
@@ -259,6 +260,6 @@ def test_the_first_line_of_a_study_names_what_it_is_of(stopped: None, tmp_path: 
     with pytest.raises(Reached):
         optimized(model(), images, tmp_path)
     head = json.loads((tmp_path / "study.jsonl").read_text().splitlines()[0])
-    task, dataset = open_task(ModelSpec(model()).load(), images)
+    task, dataset = open_task(ModelSpec(model()).load(), images.source)
     assert head["content"] == identity(model(), task, dataset)
     assert head["environment"] == environment(dtype="fp32", seed=0)
