@@ -127,7 +127,7 @@ def test_what_the_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_int8_without_what_quantises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nncf" else find(name))
+    monkeypatch.setattr("vitrim.errors.find_spec", lambda name: None if name == "nncf" else find(name))
     monkeypatch.setattr(formats()["onnx"], "missing", classmethod(lambda _: None))
     with pytest.raises(MissingPackageError, match=r"^int8 needs the package 'nncf': pip install 'vitrim\[int8\]'$"):
         engines_named(["eager", "onnxruntime"], ["fp32", "int8"])
