@@ -33,16 +33,16 @@ test-slow: $(VENV)/.installed
 test-full: lint
 	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
 
-# The lower bounds of pyproject.toml, in an environment of their own: all tests, and every third of the cases of each, but
-# all reference vectors. `tests/older.py` says what else is left out and why.
+# The lower bounds of pyproject.toml, in an environment of their own: the short suite of these folders.
+# `tests/older.py` says what is left out and why.
 OLDEST := tests/core tests/methods tests/selectors tests/hosts tests/tasks tests/cli tests/test_bounds.py
 
 test-oldest:
-	VITRIM_EVERY=3 $(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"
+	$(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"
 
 # Hosts and selectors beside vLLM's pins.
 test-pins:
-	VITRIM_EVERY=3 $(MAKE) --no-print-directory pytest VENV=.venv-pins CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
+	$(MAKE) --no-print-directory pytest VENV=.venv-pins CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
 
 # Selectors inside vLLM, in an environment of its own. Its CPU build asks for a torch that no registry of Python packages
 # has, so the pins go before what it asks for. Bytecode is kept, as in `pytest`: every server is several processes.
@@ -70,4 +70,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-pins .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md
+	rm -rf $(VENV) .venv-oldest .venv-pins .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/reference docs/changelog.md docs/design/measures.md

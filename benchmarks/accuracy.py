@@ -27,7 +27,7 @@ import vitrim
 from script import Row, at_share, from_shell, table, write_json
 from vitrim.core.registry import methods
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.measure.macs import profile_of
+from vitrim.engines.macs import profile_of
 
 CUTS = (0.2, 0.35, 0.5, 0.65)
 SPEEDS = (1.1, 1.25, 1.5, 2.0)
@@ -44,7 +44,7 @@ def cuts(given: argparse.Namespace) -> None:
     photos.transform = eval_transform(model)
     images, _ = next(iter(batches(photos, CHOSEN_ON, limit=CHOSEN_ON)))
     dense = profile_of(model, None, images).macs.total
-    free = [name for name, kind in methods().items() if kind.training_free and name != "none"]
+    free = [name for name, kind in methods().items() if kind.traits.training_free and name != "none"]
     source, _, split = given.data.partition(":")
     data = vitrim.ScoredData(source, split=split or None, limit=given.limit, batch_size=given.batch_size)
     reports = {}

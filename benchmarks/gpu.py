@@ -36,12 +36,13 @@ import training_speed
 from script import Row, at_share, exactly, from_shell, write_json
 from vitrim import MethodConfig, ReductionWarning, VitrimError, bench, create_model, parse_method, reduce_
 from vitrim.core.registry import methods
-from vitrim.engines.engine import Compiled, Eager, Engine, Run
+from vitrim.engines import machine
+from vitrim.engines.engine import Compiled, Eager, Engine
 from vitrim.engines.formats.base import DTYPES
+from vitrim.engines.memory import peak_memory_mib
+from vitrim.engines.runnable import Module, Runnable
 from vitrim.errors import first_line
-from vitrim.measure import machine
 from vitrim.measure.inputs import random_images
-from vitrim.measure.memory import peak_memory_mib
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")
 FULL = {"model": MODELS, "size": (224, 384, 1024), "batch_size": (1, 32, 256), "dtype": ("bf16", "fp16")}
@@ -64,7 +65,8 @@ class Graph(Engine):
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         return config.obstacle()
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Runnable:
+        images = images.to(next(model.parameters()).dtype)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.inference_mode(), torch.cuda.stream(stream):
@@ -81,10 +83,15 @@ class Graph(Engine):
             graph.replay()
             return output
 
-        return run
+        return Replayed(model, self.label, self.precision, len(images), run)
 
-    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        return peak_memory_mib(partial(model, images), images.device)  # what was captured: a replay allocates nothing
+
+class Replayed(Module):
+    """A model whose forward is a captured graph."""
+
+    def peak_mib(self, images: Tensor) -> float | None:
+        # of what was captured: replays allocate nothing
+        return peak_memory_mib(partial(self.model, images), images.device)
 
 
 ENGINES: dict[str, Callable[[str], Engine]] = {"eager": Eager, "graph": Graph, "compile": Compiled}

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import vitrim
 from script import from_shell
 from vitrim.plots.patches import draw_kept, sources_of
-from vitrim.plots.style import colours, sheet
+from vitrim.style import colours, sheet
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"

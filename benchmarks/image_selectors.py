@@ -34,8 +34,8 @@ from script import Row, from_shell, table, write_json
 from vitrim.core.registry import parse_selector, selectors
 from vitrim.core.selection import Seen
 from vitrim.data import batches, eval_transform, load_images
+from vitrim.engines import machine
 from vitrim.loading import ModelSpec
-from vitrim.measure import machine
 
 KEEPS = (0.5, 0.25, 0.11)
 SEEDS = range(10)

@@ -27,13 +27,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from script import Row, from_shell, spread, table
 from vitrim.core.registry import host_of
+from vitrim.engines import machine
+from vitrim.engines.copies import dense_copies, reduced_copy
 from vitrim.engines.formats.base import DTYPES
+from vitrim.engines.memory import peak_memory_mib
 from vitrim.loading import create_model
-from vitrim.measure import machine
-from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
-from vitrim.measure.memory import peak_memory_mib
 
 CHOICES = ("vitrim.core.attention.unfused_is_faster", "vitrim.core.block.unfused_is_faster")
 """The functions that read the choice of the kernel, which `on` overrides."""

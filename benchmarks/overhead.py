@@ -33,11 +33,11 @@ from vitrim import Budget, MethodConfig, ReductionWarning, VitrimError, create_m
 from vitrim.app.demo import atm_at_the_macs_of
 from vitrim.core import compiled
 from vitrim.core.registry import host_of
-from vitrim.measure import machine
-from vitrim.measure.copies import dense_copies, reduced_copy
+from vitrim.engines import machine
+from vitrim.engines.copies import dense_copies, reduced_copy
+from vitrim.engines.macs import count_macs
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import fastest, paired_speedup, summarise, time_interleaved
-from vitrim.measure.macs import count_macs
 
 LITTLE = "mctf:r=1"
 METHODS = ("tome:r=13", "atm", "topk:keep_rate=0.7", "evit:keep_rate=0.7", "dynamicvit:keep_rate=0.7", "cropr:r=8")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
+from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError, one_line
 from vitrim.files import json_text, write_text
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile_of
 from vitrim.tuning import match_macs
 
 Row = dict[str, Any]

@@ -24,11 +24,11 @@ from torch import nn
 from script import Row, exactly, from_shell, table, write_json
 from vitrim import ReductionWarning, create_model
 from vitrim.core.registry import input_size_of
+from vitrim.engines import machine
+from vitrim.engines.copies import dense_copies, reduced_copy
+from vitrim.engines.macs import count_macs
 from vitrim.errors import unknown
-from vitrim.measure import machine
-from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.latency import FloatArray, fastest, paired_speedup, summarise, time_interleaved
-from vitrim.measure.macs import count_macs
 
 
 class Entry(NamedTuple):

@@ -38,11 +38,11 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from script import from_shell, write_json
-from vitrim.measure.copies import reduced_copy
+from vitrim.engines.copies import reduced_copy
+from vitrim.engines.machine import processor
+from vitrim.engines.macs import count_macs
+from vitrim.engines.prefill import Prefill
 from vitrim.measure.latency import paired_speedup, summarise
-from vitrim.measure.machine import processor
-from vitrim.measure.macs import count_macs
-from vitrim.measure.prefill import Prefill
 
 TEXT_TOKENS = 32
 IMAGE_TOKEN = 200

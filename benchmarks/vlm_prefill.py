@@ -23,11 +23,11 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from script import exactly, from_shell, spread, table
 from vitrim import Prompt, bench, parse_selector
 from vitrim.core.registry import selectors
-from vitrim.measure.copies import reduced_copy
+from vitrim.engines.copies import reduced_copy
+from vitrim.engines.macs import count_macs
+from vitrim.engines.prefill import Prefill
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import paired_speedup, summarise, time_interleaved
-from vitrim.measure.macs import count_macs
-from vitrim.measure.prefill import Prefill
 from vitrim.measure.stopwatch import Stopwatch
 
 TEXT_TOKENS = 32

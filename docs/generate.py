@@ -1,51 +1,80 @@
-"""Write what pages take from the code: the options of methods, the table of hosts, the pages of the Python API.
+"""Write what pages take from the code: options of methods, the list of methods, and the reference.
 
     python docs/generate.py
 
-A page of docs/methods also gets the rows of docs/results that are about its method, so that a number stands in one
-place. The blocks in docs/methods and the table of docs/hosts.md are in git, so that they can be read there, and tests
-compare them with the code. The pages of docs/api, docs/changelog.md and
-docs/design/measures.md are not.
+The options in docs/methods and the list in its README are in git, so that they can be read there, and tests compare
+them with the code. The pages of docs/reference and docs/api, docs/changelog.md and docs/design/measures.md are not.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from typer.testing import CliRunner
+
 import vitrim
+from vitrim.cli import COMMANDS, app, listing
 from vitrim.core.host import Host
-from vitrim.core.method import MethodConfig
+from vitrim.core.method import MethodConfig, StagedConfig
+from vitrim.core.options import Options
 from vitrim.core.plan import Purpose
-from vitrim.core.registry import hosts, methods, vision_languages
+from vitrim.core.registry import hosts, methods, selectors, vision_languages
+from vitrim.core.selection import Selector
 from vitrim.core.tables import missing_libraries
 from vitrim.errors import VitrimError
+from vitrim.tasks.options import Section
+from vitrim.training.objectives import learned
+from vitrim.training.recipe import Recipe
 
 DOCS = Path(__file__).parent
 PACKAGE = Path(vitrim.__file__).parent
 BEGIN, END = "<!-- from the code, by docs/generate.py -->", "<!-- end -->"
-MEASURED = "<!-- from docs/results, by docs/generate.py -->"
-RESULTS = ("cifar10", "photographs", "dense", "speed", "training")
-"""Pages of docs/results with rows about methods, in the order in which a method's page has them."""
 SHARED_PAGE = {"l1": "fixed_radial", "l2": "fixed_radial", "linf": "fixed_radial"}
 """Methods whose page has another name."""
 KINDS = {
-    "none": "removes nothing",
-    "prune": "prunes",
-    "merge": "merges",
-    "mixed": "prunes and merges",
-    "soft": "mixes all tokens into every new one",
+    "none": "Removes nothing",
+    "prune": "Prunes",
+    "merge": "Merges",
+    "mixed": "Prunes and merges",
+    "soft": "Mixes all tokens into every new one",
 }
+SOURCES = {
+    "A": r"(?!.*(none|independent|TokenReduction|as re-implemented|in the PiToMe))",
+    "S": ".*TokenReduction",
+    "P": ".*in the PiToMe repository",
+    "R": ".*independent|none - one reading",
+}
+"""Patterns of `source` in tests/golden/index.json, for each letter of the list of methods."""
+VECTORS = {
+    **dict.fromkeys(("l1", "l2", "linf"), ("heuristic",)),
+    "dpc_knn": ("dpcknn",),
+    "gtp": ("gtp_vit",),
+    "bat": ("bat units",),
+    "zero_tprune": ("zero_tprune units",),
+    "dynamicvit": ("dynamicvit", "dyvit"),
+}
+"""Names of methods in that index, where they differ."""
 ROOMS = (
     *("core", "methods", "hosts", "models", "data", "tasks", "measure", "plots", "training", "engines"),
     *("analysis", "tuning", "app"),
 )
 LOOSE = ("loading", "weights", "report", "errors")
 """Modules of no room."""
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table in Markdown."""
+    heads = list(heads)
+    return "\n".join(f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |") for cells in (heads, *rows)).replace(
+        "\n", f"\n|{'---|' * len(heads)}\n", 1
+    )
 
 
 # ---- pages of methods ------------------------------------------------------------------------------------------------
@@ -59,41 +88,65 @@ def pages() -> dict[str, list[str]]:
     return found
 
 
-def method_block(name: str) -> str:
-    """The properties of a method and the values that its options take, as Markdown."""
-    config = methods()[name]
-    rows = [f"| {key} | {value} |" for key, value in _properties(config)]
-    own = {
-        field: info
-        for field, info in config.model_fields.items()
-        if field not in MethodConfig.model_fields or info.default != MethodConfig.model_fields[field].default
+def method_block(names: Sequence[str]) -> str:
+    """The properties of the methods of a page, which differ in nothing but their pattern, and their options."""
+    configs = [methods()[name] for name in names]
+    classes = ", ".join(f"`vitrim.{config.__name__}`" for config in configs)
+    text = wrapped(f"{classes}. {' '.join(_properties(configs[0]))}")
+    return f"{text}\n\n{options_list(configs[0], MethodConfig)}".strip()
+
+
+def _properties(config: type[MethodConfig]) -> Iterator[str]:
+    needs = config().needs()
+    needed = {
+        "training": not config.traits.training_free,
+        "a class token": needs.class_token,
+        "the attention map": needs.attention_map,
     }
+    yield f"{KINDS[config.kind]}."
+    names = [what for what, is_so in needed.items() if is_so]
+    yield f"Needs {' and '.join(names) or 'no training, class token or attention map'}."
+    yield "How many tokens it leaves " + ("depends on the image." if config().is_adaptive() else "is fixed.")
+    if config.tunable is not None:
+        per_block = ", per block too" if config.tunable.per_layer else ""
+        yield f"Searches move `{config.tunable.option}`{per_block}."
+    if config.runtime:
+        changing = ", ".join(f"`{field}`" for field in config.model_fields if field in config.runtime)
+        yield f"`reduction.set` changes {changing}."
+    loss = learned(config())
+    if loss.options:
+        where = loss.losses.__module__
+        yield f"In a recipe, `objective` takes {', '.join(f'`{name}`' for name in loss.options)} (`{where}`)."
+
+
+def options_list(config: type[Options], base: type[Options]) -> str:
+    """The options that ``base`` has not, or has with another default; nothing if there are none."""
     schema = config.model_json_schema()["properties"]
-    options = [
-        f"| `{field}` | {_default(info.default)} | {_values(schema[field])} | "
-        f"{'yes' if field in config.runtime else '-'} |"
-        for field, info in own.items()
-    ]
-    lines = [f"`vitrim.{config.__name__}`", "", "| property | |", "|---|---|", *rows]
-    if options:
-        lines += ["", "| option | default | values | may change at run time |", "|---|---|---|---|", *options]
+    lines, staged = [], []
+    for field, info in config.model_fields.items():
+        if field in base.model_fields and info.default == base.model_fields[field].default:
+            continue
+        text = f"`{field}` = {_default(info.default)}"
+        shared = StagedConfig.model_fields.get(field)
+        if shared and info.description == shared.description:
+            staged.append(text)
+        elif field == "score":
+            lines.append(f"* {text}: see [scores](README.md#scores)")
+        else:
+            values = _values(schema[field], info.default)
+            lines.append(wrapped(f"* {text}{values and f' ({values})'}: {info.description}", "  "))
+    if staged:
+        lines.insert(0, f"* {', '.join(staged)}: see [stages](README.md#stages)")
     return "\n".join(lines)
 
 
-def _properties(config: type[MethodConfig]) -> Iterable[tuple[str, str]]:
-    yield "what it does", KINDS[config.kind]
-    yield "needs training", "no" if config.training_free else "yes"
-    yield "tokens left", "differ from image to image" if config().is_adaptive() else "the same for all images"
-    yield "an image's result", "depends on its batch" if config.batch_dependent else "does not depend on its batch"
-    yield "needs a class token", "with its defaults" if config().needs().class_token else "no"
-    yield "needs the attention map", "with its defaults" if config().needs().attention_map else "no"
-    yield "a search or a slider moves", "nothing" if config.tunable is None else f"`{config.tunable.option}`"
-    listed = None if config.tunable is None else config.tunable.per_layer
-    yield "a value for each block that acts", "no option" if listed is None else f"`{listed}`"
+def wrapped(text: str, indent: str = "") -> str:
+    """The text in lines as wide as those of the pages."""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _default(value: Any) -> str:
-    return "-" if value is None else f"`{_text(value)}`"
+    return "none" if value is None else f"`{_text(value)}`"
 
 
 def _text(value: Any) -> str:
@@ -102,139 +155,96 @@ def _text(value: Any) -> str:
     return f"[{','.join(map(_text, value))}]" if isinstance(value, tuple) else f"{value}"
 
 
-def _values(schema: dict[str, Any]) -> str:
-    """The values a JSON schema allows, in words.
+def _values(schema: dict[str, Any], default: Any = None) -> str:
+    """The values a JSON schema allows, in words; of a choice those beside the default.
 
     Example:
         >>> _values({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]})
         'integer >= 0'
     """
     if "anyOf" in schema:
-        return ", or ".join(dict.fromkeys(_values(part) for part in schema["anyOf"] if part.get("type") != "null"))
+        words = list(dict.fromkeys(_values(part, default) for part in schema["anyOf"] if part.get("type") != "null"))
+        return " or ".join(
+            word for word in words if "integer" not in word or word.replace("integer", "number") not in words
+        )
     if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
+        others = ", ".join(f"`{value}`" for value in schema["enum"] if value != default)
+        return others if default is None else f"or {others}"
     if "const" in schema:
         return f"`{schema['const']}`"
     if schema["type"] == "array":
-        items = schema.get("items") or schema["prefixItems"][0]
-        return f"list: {_values(items)}"
+        return f"list: {_values(schema.get('items') or schema['prefixItems'][0])}"
     if schema["type"] == "boolean":
-        return "`true`, `false`"
+        return ""
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
     return " ".join([schema["type"], ", ".join(limits)]).strip()
 
 
-def page_with_block(page: str, names: Iterable[str]) -> str:
-    """The text of a page with the blocks of its methods as the code has them now, at its end if it had none."""
-    blocks = {method_block(name).partition("\n")[2]: "" for name in names}
-    heads = ", ".join(f"`vitrim.{methods()[name].__name__}`" for name in names)
-    alike = len(blocks) == 1  # relatives that differ in nothing but the name
-    text = heads + "\n" + next(iter(blocks)) if alike else "\n\n".join(method_block(name) for name in names)
-    if BEGIN not in page:
-        page = f"{page.rstrip()}\n\n## In the code\n\n{BEGIN}\n{END}\n"
-    return _filled(_filled(page, BEGIN, text), MEASURED, measured_block(names))
+def page_with_block(page: str, names: Sequence[str]) -> str:
+    """The text of a page with the block of its methods as the code has them now."""
+    return filled(page, method_block(names))
 
 
-def _filled(page: str, begin: str, text: str) -> str:
-    """The page with ``text`` between ``begin`` and the next end."""
-    return re.sub(f"{re.escape(begin)}.*?{re.escape(END)}", lambda _: f"{begin}\n{text}\n{END}", page, flags=re.DOTALL)
+def filled(page: str, text: str) -> str:
+    """The page with ``text`` between `BEGIN` and `END`."""
+    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: f"{BEGIN}\n{text}\n{END}", page, flags=re.DOTALL)
 
 
-# ---- what was measured of a method -----------------------------------------------------------------------------------
+# ---- the list of methods ---------------------------------------------------------------------------------------------
 
-CUT = ("CIFAR-10", "every-training-free-method-without-retraining", "not trained, dense {top-1 %} %")
-HALF = "{batch 1} / {batch 8} / {batch 32} times as fast at batch 1 / 8 / 32"
-FEWER = "{fewer MACs %} % fewer"
-TABLES = {
-    "Accuracy on handwritten digits, without retraining": (
-        ("digits", "accuracy-on-handwritten-digits-without-retraining", "not trained, dense {top-1 %} %"),
-        *(FEWER, "top-1 {top-1 %}"),
-    ),
-    **{f"About {cut} % fewer MACs": (CUT, FEWER, "top-1 {top-1 %}") for cut in (20, 35, 50, 65)},
-    "Fine-tuning": (
-        ("CIFAR-10", "fine-tuning", "after two epochs of training, dense {after it} %"),
-        *(FEWER, "top-1 {after it}"),
-    ),
-    **{
-        f"{model}, about {cut} % fewer MACs": (
-            (
-                *("held-out photographs", "held-out-photographs-every-method-at-equal-macs"),
-                model + ", not trained here, dense {top-1 %} %",
-            ),
-            *("{MACs saved %} % saved", "top-1 {change} ± {standard error}"),
+
+def checked_against(name: str) -> str:
+    """The letters of the reference vectors of a method: F, formulas by hand, if there are none."""
+    index = json.loads((DOCS.parent / "tests" / "golden" / "index.json").read_text(encoding="utf-8"))["files"]
+    called = VECTORS.get(name, (name,))
+    sources = [
+        row["source"]
+        for row in index
+        if row["method"].removesuffix(" (not official)") in called and not row["file"].startswith("analysis")
+    ]
+    return ", ".join(key for key, pattern in SOURCES.items() if any(re.match(pattern, one) for one in sources)) or "F"
+
+
+def methods_list() -> str:
+    """The list of all methods with their properties."""
+    rows = []
+    for name, config in methods().items():
+        replaced = "score" in config.model_fields and config(score="column_mean").needs()
+        needs = config().needs()
+        class_token = (
+            "or `score=column_mean`" if replaced and needs.class_token else "yes" if needs.class_token else "no"
         )
-        for model in ("ViT-Ti", "DeiT-T")
-        for cut in (20, 35, 50, 65)
-    },
-    "Segmentation of streets: CamVid": (
-        ("CamVid", "segmentation-of-streets-camvid", "not trained, dense {mIoU}"),
-        *("{MACs of dense} of dense", "{mIoU} mIoU"),
-    ),
-    "Training with pruning: Cropr": (
-        ("CamVid", "training-with-pruning-cropr", "trained with it, dense {mIoU}"),
-        *("{MACs of dense} of dense", "{mIoU} mIoU"),
-    ),
-    "Detection of blood cells: BCCD": (
-        ("BCCD", "detection-of-blood-cells-bccd", "not trained unless noted, dense {box AP}"),
-        *("{MACs of the trunk} of the dense trunk", "{box AP} box AP"),
-    ),
-    "Speed of every method at half the MACs": (
-        ("speed", "speed-of-every-method-at-half-the-macs", "DeiT-S, float32, two threads (AMD)"),
-        *("{MACs %} % of dense", HALF),
-    ),
-    "Training steps": (
-        ("training steps", "training-steps", "DeiT-S, batch 32, float32, two threads (AMD)"),
-        *("dense has {promised} times as many", "{speed-up} times as fast"),
-    ),
-}
-"""The tables of docs/results by their headings: name, anchor and setting, the MACs of a row, its result."""
-
-
-def measured_block(names: Iterable[str]) -> str:
-    """The results of methods in docs/results, as one table."""
-    names = list(names)
-    called = [rf"`{name}(?!\w)" for name in names] + [rf"{methods()[name].__name__} \(`" for name in names]
-    lines, before = [], ""
-    for cell, setting, macs, result in _rows_about(re.compile("|".join(called))):
-        lines.append(f"| {'' if cell == before else cell} | {setting} | {macs} | {result} |")
-        before = cell
-    return "\n".join(
-        ["| measured | setting | MACs | result |", "|---|---|---|---|", *lines] if lines else ["Nothing yet."]
+        full_map = "yes" if needs.attention_map else "with `column_mean`" if replaced else "no"
+        counts = "by image" if config().is_adaptive() else "fixed"
+        training = "no" if config.traits.training_free else "yes"
+        kind = KINDS[config.kind].lower() if config.kind != "soft" else "mixes (soft)"
+        page = f"[{name}]({SHARED_PAGE.get(name, name)}.md)"
+        rows.append((page, kind, counts, training, class_token, full_map, checked_against(name)))
+    heads = (
+        "method",
+        "what it does",
+        "tokens left",
+        "needs training",
+        "needs a class token",
+        "attention map",
+        "checked",
     )
+    return table(heads, rows)
 
 
-def _rows_about(method: re.Pattern[str]) -> Iterable[tuple[str, str, str, str]]:
-    """The rows of docs/results whose first cell names a method, without those of other weights (``*``)."""
-    for page in RESULTS:
-        yield from _rows_of(page, method)
+# ---- the reference ---------------------------------------------------------------------------------------------------
 
 
-def _rows_of(page: str, method: re.Pattern[str]) -> Iterable[tuple[str, str, str, str]]:
-    section, heads, dense = "", list[str](), dict[str, str]()
-    for line in (DOCS / "results" / f"{page}.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            section = line.lstrip("# ")
-        if not line.startswith("|"):
-            heads, dense = [], {}
-            continue
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        heads = heads or cells
-        row = dict(zip(heads, cells, strict=True))
-        if cells[0].strip("`").startswith("dense"):
-            dense = row
-        elif section in TABLES and method.match(cells[0]) and not cells[0].endswith("*"):
-            (name, anchor, setting), macs, result = TABLES[section]
-            what = f"[{name}](../results/{page}.md#{anchor}), {setting.format_map(dense)}"
-            short = {key: re.sub(r" \[.*", "", cell) for key, cell in row.items()}  # without quartiles
-            yield what, cells[0], macs.format_map(row), result.format_map(short)
+def _commands() -> Iterator[str]:
+    yield "# Commands\n\nWhat `vitrim COMMAND -h` prints. [The command line](../cli.md) explains the common forms.\n"
+    for name in COMMANDS:
+        text = CliRunner().invoke(app, [name, "-h"], terminal_width=100).output
+        yield f"## vitrim {name}\n\n```text\n{text.rstrip()}\n```\n"
 
 
-# ---- the table of hosts ---------------------------------------------------------------------------------------------
-
-
-def hosts_block() -> str:
-    """The host families, a table for each purpose, as Markdown.
+def _hosts() -> Iterator[str]:
+    """The host families, a table for each purpose.
 
     Raises:
         VitrimError: a library is missing: its families would be.
@@ -242,36 +252,100 @@ def hosts_block() -> str:
     missing = missing_libraries()
     if missing:
         raise VitrimError(f"the table of hosts needs all libraries, and {', '.join(missing)} cannot be imported")
-    classes: dict[type[Host], list[str]] = {}
-    for key, host in hosts().items():
-        classes.setdefault(host, []).append(key.rpartition(".")[2])
-    lines = []
+    yield "# Model families\n\nWhat `vitrim list hosts` prints; [your model](../hosts.md) explains the rules.\n"
     for purpose in get_args(Purpose):
-        lines += ["", f"**{purpose.capitalize()}**", "", "| family | model classes | what it is |", "|---|---|---|"]
-        for host, names in sorted(classes.items(), key=lambda entry: entry[0].name):
-            if host.purpose == purpose:
-                shown = ", ".join(f"`{name}`" for name in names)
-                lines.append(f"| {host.name} | {shown} | {' '.join((inspect.getdoc(host) or '').split())} |")
-    return "\n".join([BEGIN, *lines[1:], *_vision_languages(), END])
+        families = [host for host in _classes(hosts()) if host.purpose == purpose]
+        rows = [(host.name, _classes(hosts())[host], ", ".join(host.heads), _meaning(host)) for host in families]
+        yield f"## {purpose.capitalize()}\n\n" + table(("family", "model classes", "heads", "what it is"), rows) + "\n"
+    rows = [
+        (
+            family.name,
+            names,
+            "-" if family.refused else "in cells" if family.in_cells else "one by one",
+            _meaning(family),
+        )
+        for family, names in _classes(vision_languages()).items()
+    ]
+    yield "## Whole vision-language models, for `compact=True`\n"
+    yield table(("family", "model classes", "tokens are removed", "connector"), rows) + "\n"
 
 
-def _vision_languages() -> list[str]:
-    """The table of vision-language models whose language model can get fewer tokens, and of those refused."""
+def _classes(known: Any) -> dict[type[Any], str]:
+    """The names of the model classes of every family, families by name."""
     classes: dict[type[Any], list[str]] = {}
-    for key, family in vision_languages().items():
-        classes.setdefault(family, []).append(key.rpartition(".")[2])
-    lines = ["", "**Whole vision-language models, for `compact=True`**", ""]
-    lines += ["| family | model classes | tokens are removed | connector |", "|---|---|---|---|"]
-    for family, names in sorted(classes.items(), key=lambda entry: entry[0].name):
-        shown = ", ".join(f"`{name}`" for name in names)
-        goes = "-" if family.refused else "in cells" if family.in_cells else "one by one"
-        lines.append(f"| {family.name} | {shown} | {goes} | {' '.join((inspect.getdoc(family) or '').split())} |")
-    return lines
+    for key, family in known.items():
+        classes.setdefault(family, []).append(f"`{key.rpartition('.')[2]}`")
+    return {family: ", ".join(names) for family, names in sorted(classes.items(), key=lambda each: each[0].name)}
 
 
-def hosts_page(page: str) -> str:
-    """The text of docs/hosts.md with the table as the code has it now."""
-    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: hosts_block(), page, flags=re.DOTALL)
+def _meaning(family: type[Host] | type[Any]) -> str:
+    """The docstring of a family in one line, its links seen from docs/reference."""
+    text = " ".join((inspect.getdoc(family) or "").split())
+    return re.sub(r"\]\((\w+(?:/\w+)?\.md)", r"](../\1", text)
+
+
+def _selectors() -> Iterator[str]:
+    yield "# Selectors\n\nWhat chooses image tokens for [a language model](../selection.md). All have these options:\n"
+    yield options_list(Selector, Options) + "\n"
+    for name, selector in selectors().items():
+        text = " ".join((inspect.getdoc(selector) or "").partition("Example:")[0].replace("``", "`").split())
+        yield f"## {name}\n\n{text}\n\n*{selector.paper or 'a baseline'}*; published with {selector.published_with}.\n"
+        yield options_list(selector, Selector) + "\n"
+
+
+def _recipes() -> Iterator[str]:
+    yield "# Recipes\n\nThe shipped recipes of [training](../training.md), and every key that a recipe may have.\n"
+    rows = [
+        [row[key] for key in ("name", "model", "method", "epochs", "batch_size")]
+        for row in listing.by_group(listing.recipes())
+    ]
+    yield table(("recipe", "model", "method", "epochs", "batch"), [(f"`{row[0]}`", *row[1:]) for row in rows]) + "\n"
+    yield "## Keys\n"
+    rows = []
+    for prefix, section in ((None, Recipe), *_sections(Recipe)):
+        for key, info in section.model_fields.items():
+            if prefix is not None or not _section(info.annotation):
+                default = "-" if info.is_required() or info.default in (None, "", ()) else _default(info.default)
+                default = "-" if "PydanticUndefined" in default else default
+                rows.append((f"`{key if prefix is None else f'{prefix}.{key}'}`", default, info.description or ""))
+    yield table(("key", "default", "meaning"), rows) + "\n"
+
+
+def _sections(recipe: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    """The sections of a recipe by their keys."""
+    for key, info in recipe.model_fields.items():
+        if section := _section(info.annotation):
+            yield key, section
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    """The class of a section in the type of a field: itself, or an entry of a tuple, or beside None."""
+    for each in (annotation, *get_args(annotation)):
+        if isinstance(each, type) and issubclass(each, Section):
+            return each
+    return None
+
+
+def _presets() -> Iterator[str]:
+    yield (
+        "# Published settings\n\nWhat `vitrim list presets` prints: settings with the numbers that their papers print. "
+        "Weights, images and machines differ: compare within a source.\n"
+    )
+    keys = ("model", "gflops", "top1", "source")
+    yield (
+        table(("method", *keys), [(f"`{row['name']}`", *(row[key] for key in keys)) for row in listing.presets()])
+        + "\n"
+    )
+
+
+REFERENCE: dict[str, Callable[[], Iterator[str]]] = {
+    "commands.md": _commands,
+    "hosts.md": _hosts,
+    "selectors.md": _selectors,
+    "recipes.md": _recipes,
+    "presets.md": _presets,
+}
+"""The pages of the reference by file name, and what writes their lines."""
 
 
 # ---- pages that are not in git ---------------------------------------------------------------------------------------
@@ -314,31 +388,28 @@ def measures_page() -> str:
 
 
 def write_untracked() -> None:
-    """Write docs/api, docs/changelog.md and docs/design/measures.md."""
+    """Write docs/reference, docs/api, docs/changelog.md and docs/design/measures.md."""
+    # repositories that are no packages: their families are in the table of hosts, too
+    sys.path.append(str(DOCS.parent / "tests" / "recreated"))
     (DOCS / "design" / "measures.md").write_text(measures_page(), encoding="utf-8")
-    (DOCS / "api").mkdir(exist_ok=True)
-    for name, text in api_pages().items():
-        (DOCS / "api" / name).write_text(text, encoding="utf-8")
+    reference = {name: "\n".join(lines()) for name, lines in REFERENCE.items()}
+    for folder, made in (("api", api_pages()), ("reference", reference)):
+        (DOCS / folder).mkdir(exist_ok=True)
+        for name, text in made.items():
+            (DOCS / folder / name).write_text(text, encoding="utf-8")
     log = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     (DOCS / "changelog.md").write_text(log, encoding="utf-8")
 
 
 def write_methods() -> None:
-    """Bring the blocks of docs/methods up to the code."""
+    """Bring the options and the list in docs/methods up to the code."""
     for page, names in pages().items():
         path = DOCS / "methods" / f"{page}.md"
         path.write_text(page_with_block(path.read_text(encoding="utf-8"), names), encoding="utf-8")
-
-
-def write_hosts() -> None:
-    """Bring the table of docs/hosts.md up to the code."""
-    path = DOCS / "hosts.md"
-    path.write_text(hosts_page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path = DOCS / "methods" / "README.md"
+    path.write_text(filled(path.read_text(encoding="utf-8"), methods_list()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    # repositories that are no packages: their families are in the table, too
-    sys.path.append(str(DOCS.parent / "tests" / "recreated"))
     write_methods()
-    write_hosts()
     write_untracked()

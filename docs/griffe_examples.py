@@ -21,7 +21,6 @@ class Examples(griffe.Extension):
         text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
         # at a plain space the names would be cut into a name and a type
         text = re.sub(NAMES, lambda found: f"{found[1]}{found[2].replace(' ', chr(0xA0))}: ", text, flags=re.MULTILINE)
-        if obj.path.startswith("vitrim.hosts"):  # their links are written for docs/hosts.md; the API is a folder deeper
-            text = re.sub(r"\]\((\w+\.md)", r"](../\1", text)
-            text = re.sub(r"\]\(#", "](../hosts.md#", text)
+        if obj.path.startswith("vitrim.hosts"):  # their links are written for docs; the API is a folder deeper
+            text = re.sub(r"\]\((\w+(?:/\w+)?\.md)", r"](../\1", text)
         obj.docstring.value = text

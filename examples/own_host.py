@@ -84,7 +84,7 @@ class ReducedOwnBlock(ReducedBlock, Block):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         y = self.norm1(x)
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(y).chunk(3, dim=-1))
         q = q if rows is None else q[:, :, :rows]  # the last block needs the class token's query alone

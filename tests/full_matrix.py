@@ -17,9 +17,6 @@ import pytest
 FULL_MATRIX = os.environ.get("VITRIM_FULL_MATRIX") == "1"
 """Everything runs: every method on every host in every test."""
 
-EVERY = int(os.environ.get("VITRIM_EVERY", "1"))
-"""Every n-th case of a test runs, and all that have reference vectors; `make test-oldest` asks for every third."""
-
 
 def cells(values: Iterable[Any], short: Container[Any]) -> list[Any]:
     """Values to parametrise by: those of ``short`` in every run, the others in the full matrix."""

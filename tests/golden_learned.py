@@ -159,12 +159,6 @@ def kept_places(reduction: vitrim.Reduction, block: int) -> list[list[int]]:
     return [[old.index(patch) for patch in new] for old, new in zip(before, after, strict=True)]
 
 
-def gone_places(reduction: vitrim.Reduction, block: int) -> list[set[int]]:
-    """The places, among the patches that entered ``block``, of those that are not left after it."""
-    before, kept = rows(reduction.states[block]), kept_places(reduction, block)
-    return [set(range(len(old))) - set(places) for old, places in zip(before, kept, strict=True)]
-
-
 def caught(model: nn.Module, blocks: Iterable[int], of: Any) -> dict[int, Any]:
     """What ``of(reducer, x, attention, state)`` makes of the decisions of some blocks, as they are taken."""
     found: dict[int, Any] = {}

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from full_matrix import EVERY, FULL_MATRIX
+from full_matrix import FULL_MATRIX
 from golden_files import Reference, using_up
 from older import left_out, refusal
 from vitrim import loading, progress
@@ -64,8 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `pytest -m slow` runs what is ``slow``, and ``VITRIM_FULL_MATRIX=1`` runs everything.
 
     Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by
-    host, that is a diagonal: it meets all hosts and all methods where n divides neither number. `VITRIM_EVERY=n` keeps
-    every n-th case of every test, and all that have a reference file.
+    host, that is a diagonal: it meets all hosts and all methods where n divides neither number.
 
     Tests that share a fixture of their module are a group: in two workers the fixture would be made twice. Large groups
     come first by themselves, so that the workers end with single tests, and at about the same time.
@@ -81,8 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
             if not item.get_closest_marker("full"):
-                step = (mark.args[0] if mark else 1) * (1 if "ref" in getattr(item, "fixturenames", ()) else EVERY)
-                unasked += [item] if places[test] % step else []
+                unasked += [item] if mark and places[test] % mark.args[0] else []
                 places[test] += 1
         config.hook.pytest_deselected(items=unasked)
         unwanted = set(unasked)

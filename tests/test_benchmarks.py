@@ -15,10 +15,10 @@ from PIL import Image
 from torch import nn
 
 from vitrim.core.registry import parse_method, selectors
+from vitrim.engines.copies import dense_copies, reduced_copy
+from vitrim.engines.macs import count_macs
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.copies import dense_copies, reduced_copy
-from vitrim.measure.macs import count_macs
 
 FOLDER = str(Path(__file__).parents[1] / "benchmarks")
 sys.path.append(FOLDER)  # where its scripts find each other

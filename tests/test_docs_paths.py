@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
-NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|yaml|toml|css|js|html))`")
+NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|md|ya?ml|toml|css|js|html))`")
 RUN = re.compile(r"python ((?:benchmarks|docs|examples)/\S+\.py)")
 PLACEHOLDERS = re.compile(r"NAME|LIBRARY|MODEL|RECIPE")
-OTHERS = {"tests/test_modeling_common.py", "tests/test_models.py", "mine.py"}
-"""Files of the host libraries, and of a reader."""
+OTHERS = {"tests/test_modeling_common.py", "tests/test_models.py", "mine.py", "report.md"}
+"""Files of the host libraries, of a reader, and of a command."""
 
 
 def files() -> list[str]:

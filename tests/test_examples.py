@@ -6,12 +6,9 @@ import argparse
 import copy
 import importlib.util
 import logging
-import os
 import runpy
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -25,7 +22,6 @@ from PIL import Image
 from timm.models import _registry as timm_registry
 
 import vitrim
-from dense_files import write_boxes_table
 from full_matrix import cells
 from vitrim.core import registry
 
@@ -129,22 +125,6 @@ def test_answers_of_a_server(
     assert not closed
 
 
-@pytest.mark.slow  # shares the files of the test above
-def test_a_served_file_runs_on_the_threads_asked_for(
-    served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (serve, files), before = served, torch.get_num_threads()
-    file = files[0]
-    try:
-        assert serve.opened(str(file.path), before + 1).threads is None
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
-    monkeypatch.setattr(file.kind, "own_threads", True)
-    assert serve.opened(str(file.path), before + 1).threads == before + 1
-    assert torch.get_num_threads() == before
-
-
 def test_dense_features_are_close_to_those_of_the_dense_model(capsys: pytest.CaptureFixture[str]) -> None:
     load("dinov2_dense_features").main([])
     out = capsys.readouterr().out
@@ -152,21 +132,6 @@ def test_dense_features_are_close_to_those_of_the_dense_model(capsys: pytest.Cap
     lines = [line for line in out.splitlines() if "mean cosine" in line]
     assert len(lines) == 3
     assert all(float(line.split()[-1]) > 0.5 for line in lines)
-
-
-@pytest.mark.full  # `plots/test_dense_plots.py` draws boxes
-def test_pictures_of_boxes_from_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A random detector, one method, two images of a file: `--limit` and the options of model and data are heard."""
-    rows = [{"bbox": [[4.0, 4.0, 20.0, 16.0]], "category": [row % 2]} for row in range(3)]
-    table = write_boxes_table(tmp_path / "cells.parquet", rows)
-    options = ["num_classes=2", "img_size=64", "channels=16", "hidden=16", "rpn_layers=1", "box_layers=1"]
-    named = [part for option in options for part in ("--model-option", option)]
-    given = ["-m", "tome:r=2", "--data", str(table), "--data-option", "num_classes=2", "--out", str(tmp_path / "out")]
-    load("dense_pictures").main(["vitdet:test_vit", *named, *given, "--limit", "2", "--small"])
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    for name in ("00000.png", "00002.png"):
-        with Image.open(tmp_path / "out" / name) as picture:
-            assert (picture.width, picture.mode) == (1000, "P")
 
 
 def test_pictures_need_a_model_and_data(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,56 +238,3 @@ def test_features_under_ray_go_on_where_files_are(kind: str, tmp_path: Path) -> 
         subprocess.run([*command, "-m", "tome:r=2"], capture_output=True, text=True, check=True)
     assert "holds features of another setting (method tome:r=4 -> tome:r=2)" in refused.value.stderr
     assert "Traceback" not in refused.value.stderr
-
-
-@pytest.mark.slow  # starts Ray, which `.[dev]` does not have, two and three times
-@pytest.mark.parametrize("what", ["worker", "run"])
-def test_features_under_ray_survive_a_kill(what: str, tmp_path: Path) -> None:
-    """Killed while a worker reads an image, of which there is a pipe until then: rows are those of a run without it.
-
-    Without its workers the run goes on with new ones; killed itself, it is started again.
-    """
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("needs Ray: pip install 'vitrim[ray]'")
-    import psutil
-
-    photos, out, whole = tmp_path / "photos", tmp_path / "features", tmp_path / "undisturbed"
-    photos.mkdir()
-    load("ray_features").pictures(photos, 40)
-    start, options = [sys.executable, str(FOLDER / "ray_features.py"), str(photos)], ["--chunk", "4"]
-    subprocess.run([*start, str(whole), *options], capture_output=True, check=True)
-    command = [*start, str(out), *options]
-    image, kept = photos / "021.png", tmp_path / "021.png"
-    image.rename(kept)
-    os.mkfifo(image)
-    run, end, pipe = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), time.monotonic() + 300, -1
-    try:
-        while pipe < 0 or len(list(out.glob("*.parquet"))) < 2:
-            assert run.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.05)
-            if pipe < 0:
-                with suppress(OSError):  # nobody reads it yet
-                    pipe = os.open(image, os.O_WRONLY | os.O_NONBLOCK)
-        kept.replace(image)
-        under = psutil.Process(run.pid).children(recursive=True)
-        workers = [process for process in under if process.cmdline()[0].startswith("ray::MapWorker")]
-        assert len(workers) == 2
-        for process in workers if what == "worker" else [run]:
-            process.kill()
-        os.close(pipe)
-        said = run.communicate(timeout=300)[0]
-    finally:
-        run.kill()
-    assert not psutil.wait_procs(workers, timeout=60)[1]
-    if what == "worker":
-        assert run.returncode == 0
-        assert "features of 40 images made, of 0 were there" in said
-    else:
-        there = len(list(out.glob("*.parquet")))
-        assert 2 <= there < 10
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert f"features of {40 - 4 * there} images made, of {4 * there} were there" in done.stdout
-    rows = pq.read_table(out)
-    assert rows.column("name").to_pylist() == [f"{number:03d}.png" for number in range(40)]
-    assert rows.equals(pq.read_table(whole))

@@ -32,8 +32,7 @@ ALLOWED = {
         r"(from|import) timm\.models",
     },  # makes the demo's own model
     "cli/options.py": {"hf:", "img_size"},  # help texts: how a model and its options are written
-    "measure/in_files.py": {"img_size", "pretrained_cfg"},  # a file that is scored answers as models of timm do
-    "engines/writing.py": {"img_size"},  # an example in an error
+    "measure/export.py": {"img_size"},  # an example in an error
     "training/recipe.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
     "training/checks.py": {"patch_drop_rate"},  # says which option a recipe needs
 }

@@ -27,9 +27,8 @@ MODULES = sorted(
 
 SHOWN = {
     "vitrim.data.dataset",
-    *(f"vitrim.measure.{name}" for name in ("latency", "macs", "memory", "profile")),
-    *(f"vitrim.measure.{name}" for name in ("bench", "compare", "speed_report")),
-    "vitrim.engines.engine",
+    *(f"vitrim.engines.{name}" for name in ("engine", "macs", "memory", "runnable")),
+    *(f"vitrim.measure.{name}" for name in ("latency", "profile", "bench", "compare", "speed_report")),
 }
 """Modules whose docstrings have examples, besides those of the methods."""
 
@@ -76,9 +75,9 @@ SLOW = (
     "analysis.analyze",
     "app.service",
     "engines.exported",
-    "engines.writing",
+    "engines.engine",
+    "measure.export",
     "measure.in_files",
-    "speed.engines",
     "tuning.search",
     "tuning.tune",
 )

@@ -15,7 +15,7 @@ from full_matrix import cells
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-UNTRACKED = ("docs/api/", "docs/changelog.md", "docs/design/measures.md")
+UNTRACKED = ("docs/api/", "docs/reference/", "docs/changelog.md", "docs/design/measures.md")
 """Written by docs/generate.py before a build."""
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -48,25 +48,43 @@ def entries(nav: Any) -> list[str]:
 def test_the_navigation_has_every_page_once() -> None:
     given = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     made = ["changelog.md", "design/measures.md", *(f"api/{name}" for name in generate.api_pages())]
+    made += [f"reference/{name}" for name in generate.REFERENCE]
     assert sorted(given) == sorted([*(page.removeprefix("docs/") for page in PAGES if page != "README.md"), *made])
 
 
 @pytest.mark.parametrize("page", sorted(generate.pages()))
 def test_pages_of_methods_have_the_options_of_the_code(page: str) -> None:
     text = (DOCS / "methods" / f"{page}.md").read_text()
+    assert generate.BEGIN in text
     current = generate.page_with_block(text, generate.pages()[page])
     assert text == current, "run `python docs/generate.py`"
 
 
-def test_the_table_of_hosts_has_the_families_of_the_code() -> None:
-    text = (DOCS / "hosts.md").read_text()
-    assert text == generate.hosts_page(text), "run `python docs/generate.py`"
+def test_the_list_of_methods_is_that_of_the_code() -> None:
+    text = (DOCS / "methods" / "README.md").read_text()
+    assert text == generate.filled(text, generate.methods_list()), "run `python docs/generate.py`"
+
+
+@pytest.mark.parametrize(
+    ("page", "has"),
+    [
+        ("commands.md", "-m, --method METHOD   e.g. tome:r=13, or @FILE; may repeat"),
+        ("hosts.md", "| torchvision VisionTransformer | `VisionTransformer` | class token | ViT-B, L, H. "),
+        ("selectors.md", "* `pivots` = `4` (integer >= 0): "),
+        ("recipes.md", "| `evit_deit_small` | deit_small_patch16_224 | evit:keep_rate=0.7 | 30 | 1024 |"),
+        ("recipes.md", "| `optimizer.momentum` | - | of SGD and Muon"),
+        ("presets.md", "| `mctf:r=16` | deit_small_patch16_224 | 2.60 | 79.21 |"),
+    ],
+)
+def test_the_reference_is_of_the_code(page: str, has: str) -> None:
+    assert has in "\n".join(generate.REFERENCE[page]())
 
 
 def test_values_are_put_into_words() -> None:
     assert generate._values({"type": "number", "exclusiveMinimum": 0.0, "maximum": 1.0}) == "number > 0, <= 1"
     assert generate._values({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}) == "`a`, `b`"
-    assert generate._values({"type": "array", "items": {"type": "boolean"}}) == "list: `true`, `false`"
+    assert generate._values({"anyOf": [{"type": "integer"}, {"type": "number"}]}) == "number"
+    assert generate._values({"enum": ["a", "b", "c"]}, "b") == "or `a`, `c`"
 
 
 def test_the_drawing_is_what_its_script_draws() -> None:
@@ -75,8 +93,8 @@ def test_the_drawing_is_what_its_script_draws() -> None:
 
 
 WITH_PYTHON = [page for page in PAGES if "```python" in (ROOT / page).read_text()]
-SLOW = ("docs/show.md", "docs/compare.md")
-"""Pages whose examples `plots/test_show.py` and `measure/test_compare.py` have, too."""
+SLOW = ("docs/show.md",)
+"""Pages whose examples `plots/test_show.py` has, too."""
 
 
 @pytest.mark.parametrize("page", cells(WITH_PYTHON, set(WITH_PYTHON) - set(SLOW)))

@@ -19,24 +19,9 @@ def test_it_is_kept_without_outputs() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells())
 
 
-@pytest.mark.full  # its cells are those of `docs/start.md`, which `test_site.py` runs
-def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """In this process, which spares the start of a kernel and another import of torch."""
-    matplotlib = pytest.importorskip("matplotlib")
-    pytest.importorskip("sklearn")
-    matplotlib.use("Agg")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "tour"}
-    for cell in cells():
-        exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
-    matplotlib.pyplot.close("all")
-    assert names["result"].config.name == "tome"
-    assert "times as fast" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_it_runs_in_a_kernel(tmp_path: Path) -> None:
-    """As a reader runs it. Its cells run in `test_it_runs`; this one sees a notebook that a kernel cannot read."""
+    """As a reader runs it; its cells are those of `docs/start.md`, which `test_site.py` runs."""
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

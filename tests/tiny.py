@@ -267,6 +267,11 @@ def dense_tokens(model: Any, images: Tensor) -> list[Tensor]:
     pytest.skip("this library has no call for dense features")
 
 
+def given(host: str, batch: int = 2) -> Tensor:
+    """What a host takes: images, or another input."""
+    return INPUTS.get(host, images)(batch)
+
+
 def images(batch: int = 2, size: int = 24, seed: int = 3) -> Tensor:
     """(B, 3, size, size) noise on a coarse pattern, so that some patches are alike."""
     generator = torch.Generator().manual_seed(seed)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitrim.core.block import ReducedBlock, Reducer
     from vitrim.core.host import Host
     from vitrim.core.library import Library
-    from vitrim.core.method import Adaptive, MethodConfig, Needs, StagedConfig, Tunable
+    from vitrim.core.method import Adaptive, MethodConfig, Needs, StagedConfig, Traits, Tunable
     from vitrim.core.plan import HostFacts, Layer
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, reduced, restore_
     from vitrim.core.registry import (
@@ -41,16 +41,17 @@ if TYPE_CHECKING:
     from vitrim.core.selection import Selector
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.engines.exported import Exported
-    from vitrim.engines.writing import FileSpec, export
+    from vitrim.engines.prefill import Prompt
+    from vitrim.engines.writing import FileSpec
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
     from vitrim.loading import ModelSpec, PlacedModel, ScoredModel, create_model
     from vitrim.measure.bench import bench
     from vitrim.measure.compare import compare
     from vitrim.measure.evaluation import evaluate
-    from vitrim.measure.inputs import DataSpec, ScoredData, open_data
+    from vitrim.measure.export import export
+    from vitrim.measure.inputs import DataSpec, open_data
     from vitrim.measure.latency import Budget
-    from vitrim.measure.prefill import Prompt
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
     from vitrim.report import Report
@@ -101,6 +102,7 @@ __all__ = [
     "Soft",
     "StagedConfig",
     "TokenState",
+    "Traits",
     "Tunable",
     "UnsupportedModelError",
     "VitrimError",
@@ -145,7 +147,7 @@ _NAMES = {
     "vitrim.core.block": ("ReducedBlock", "Reducer"),
     "vitrim.core.host": ("Host",),
     "vitrim.core.library": ("Library",),
-    "vitrim.core.method": ("Adaptive", "MethodConfig", "Needs", "StagedConfig", "Tunable"),
+    "vitrim.core.method": ("Adaptive", "MethodConfig", "Needs", "StagedConfig", "Traits", "Tunable"),
     "vitrim.core.plan": ("HostFacts", "Layer"),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "reduced", "restore_"),
     "vitrim.core.registry": (
@@ -158,13 +160,14 @@ _NAMES = {
     "vitrim.core.tokens": ("TokenState", "unmerge"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.engines.exported": ("Exported",),
-    "vitrim.engines.writing": ("FileSpec", "export"),
+    "vitrim.engines.writing": ("FileSpec",),
+    "vitrim.measure.export": ("export",),
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("ModelSpec", "PlacedModel", "ScoredModel", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),
     "vitrim.measure.inputs": ("DataSpec", "ScoredData", "open_data"),
     "vitrim.measure.latency": ("Budget",),
-    "vitrim.measure.prefill": ("Prompt",),
+    "vitrim.engines.prefill": ("Prompt",),
     "vitrim.measure.profile": ("profile",),
     "vitrim.plots.show": ("show",),
     "vitrim.report": ("Report",),

@@ -20,6 +20,8 @@ from typing import Any
 
 from vitrim.files import csv_text, json_text, write_text
 
+DENSE = "dense"
+"""The method in rows of the unreduced model."""
 WIDTH = 120
 """Columns of text without a terminal: in a pipe, a file or a string."""
 

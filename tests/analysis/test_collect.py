@@ -264,7 +264,7 @@ def test_the_runs_of_the_study(ref: Reference) -> None:
     models = contestants(golden.vit(ref), [] if make is None else [make(keep_rate=settings["keep_rate"])], task)
     if settings["method"] == "dpcknn":
         prefixes = {block: f"cluster_layers.{stage}." for stage, block in enumerate(STAGES)}
-        learned.load_reducers(models[-1].forward.model, ref, prefixes, {})
+        learned.load_reducers(models[-1].model, ref, prefixes, {})
     targets, probe = torch.from_numpy(ref["targets"]).long(), Collect(blocks=FEATURE_BLOCKS)
     measurement = Measurement(models, [probe], task)
     for batch in read(TensorDataset(x, targets), 20):

@@ -19,8 +19,8 @@ from vitrim.analysis.families.tsne import draw_tsne
 from vitrim.analysis.family import Drawing, Tables, drawings, drawn, fullest, styles
 from vitrim.core import registry
 from vitrim.core.registry import methods
-from vitrim.plots.style import ORDER, colours, encoded, markers
 from vitrim.report import Table
+from vitrim.style import ORDER, colours, encoded, markers
 
 RECORDS = ("patterns", "depth", "counts", "features")
 

@@ -11,7 +11,7 @@ import pytest
 from browsers import Watched, chromium
 from made_tables import results
 from vitrim.analysis.output import write_report
-from vitrim.plots.style import encoded
+from vitrim.style import encoded
 
 pytestmark = pytest.mark.xdist_group("browser")
 

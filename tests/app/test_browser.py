@@ -23,7 +23,7 @@ from browsers import Watched, chromium
 from full_matrix import cells
 from vitrim.core.registry import methods
 
-FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
+FREE = [name for name, kind in methods().items() if kind.traits.training_free and kind.tunable is not None]
 SECONDS, STEP_SECONDS = 180.0, 60.0
 """Until the server answers, and for a step on the page: machines that are shared are slow."""
 WATCHING = """

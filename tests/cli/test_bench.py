@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from vitrim.cli import app
 from vitrim.core.registry import parse_method
+from vitrim.engines.copies import reduced_copy
 from vitrim.engines.engine import Compiled, compilation
+from vitrim.engines.macs import count_macs, profile_of
 from vitrim.errors import MissingPackageError, VitrimError, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure import bench as profiling
 from vitrim.measure.bench import measure, promised_speedups
-from vitrim.measure.copies import reduced_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.measure.speed_report import advice, verdicts
 

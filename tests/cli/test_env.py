@@ -18,7 +18,7 @@ import vitrim
 from cli_runs import Run, runner
 from vitrim.cli import env
 from vitrim.core.tables import libraries
-from vitrim.measure.machine import PACKAGES
+from vitrim.engines.machine import PACKAGES
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

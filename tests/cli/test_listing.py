@@ -61,7 +61,7 @@ def test_the_marked_methods_are_those_of_the_page() -> None:
     for name, how in listing.RECOMMENDED.items():
         part = untrained if how == "untrained" else trained.partition("\n## ")[0]
         assert f"`{name}" in part, name
-        assert registered()[name].training_free or how == "trained"
+        assert registered()[name].traits.training_free or how == "trained"
 
 
 def test_hosts(run: Run) -> None:
@@ -264,13 +264,13 @@ def test_recipes_that_differ_in_their_keep_rate_are_one_line(
 
 def test_every_preset_is_a_setting_of_a_model_that_there_is() -> None:
     rows = listing.presets()
-    assert len(rows) == 132  # Tables A2, A4 and A5 of ATM
-    assert len({(row["name"], row["model"]) for row in rows}) == 132
+    assert sum(row["source"].startswith("ATM, Table A") for row in rows) == 132  # Tables A2, A4 and A5 of ATM
+    assert len({(row["name"], row["model"], row["source"]) for row in rows}) == len(rows)
     for row in rows:
         config = registry.parse_method(row["name"])
         assert registry.parse_method(config.describe()) == config
-        assert 0.5 < float(row["gflops"]) < 100
-        assert 50 < float(row["top1"]) < 90
+        assert row["gflops"] == "" or 0.5 < float(row["gflops"]) < 100
+        assert 25 < float(row["top1"]) < 90
     known = {row["name"] for row in listing.models()}
     assert {row["model"].partition(".")[0] for row in rows} <= known  # without the tag of timm's weights, as .mae
 

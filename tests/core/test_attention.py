@@ -163,6 +163,7 @@ def test_class_row_and_column_mean_are_parts_of_the_map(bias: str) -> None:
     torch.testing.assert_close(attention.probabilities(), expected, atol=1e-12, rtol=1e-12)
     assert attention.class_row().shape == (BATCH, HEADS, N)
     torch.testing.assert_close(attention.class_row(), expected[:, :, 0], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(attention.class_mean(), expected[:, :, 0].mean(1), atol=1e-12, rtol=1e-12)
     assert attention.column_mean().shape == (BATCH, N)
     torch.testing.assert_close(attention.column_mean(), expected.sum((1, 2)) / (HEADS * N), atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(attention.column_mean().sum(1), torch.ones(BATCH, dtype=torch.float64))

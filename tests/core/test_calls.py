@@ -7,6 +7,7 @@ down here, with the reason.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -38,12 +39,8 @@ TWICE_BY_MCTF = dict.fromkeys(
 )
 
 
-def images(host: str) -> Tensor:
-    return tiny.INPUTS[host](2) if host in tiny.INPUTS else tiny.images()
-
-
 def output(model: nn.Module, host: str, inputs: Tensor | None = None) -> Tensor:
-    found = tiny.run(model, images(host) if inputs is None else inputs)
+    found = tiny.run(model, tiny.given(host) if inputs is None else inputs)
     return found[0] if isinstance(found, tuple) else found
 
 
@@ -110,13 +107,6 @@ def test_a_reduced_block_calls_what_the_dense_block_calls(host: str) -> None:
             assert more == 0 or (twice and more == 1), (method, at, more)
 
 
-def test_the_hooks_of_the_test_count() -> None:
-    model = EVERYWHERE["vit"]().eval()
-    found = calls(model, "vit")
-    assert found[0, "mlp.fc1"] == found[3, "attn.qkv"] == 1
-    assert found[0, "attn"] == 0  # not watched
-
-
 # ---- layers that are more than their weights -------------------------------------------------------------------------
 
 
@@ -134,36 +124,24 @@ def linear_layers(model: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def put_forward(model: nn.Module) -> None:
-    for layer in linear_layers(model):
-        own = layer.forward
-        layer.forward = lambda x, own=own: 1.5 * own(x)
-
-
-def put_hook(model: nn.Module) -> None:
-    for layer in linear_layers(model):
-        layer.register_forward_hook(lambda module, args, out: 1.5 * out)
-
-
-def put_pre_hook(model: nn.Module) -> None:
-    for layer in linear_layers(model):
-        layer.register_forward_pre_hook(lambda module, args: (1.5 * args[0],))
-
-
-def put_parametrisation(model: nn.Module) -> None:
-    for layer in linear_layers(model):
-        parametrize.register_parametrization(layer, "weight", Tripled())
-
-
-CHANGES: list[Callable[[nn.Module], None]] = [put_forward, put_hook, put_pre_hook, put_parametrisation]
+CHANGES: dict[str, Callable[[nn.Linear], object]] = {
+    "forward": lambda layer: setattr(layer, "forward", lambda x, own=layer.forward: 1.5 * own(x)),
+    "hook": lambda layer: layer.register_forward_hook(lambda module, args, out: 1.5 * out),
+    "pre_hook": lambda layer: layer.register_forward_pre_hook(lambda module, args: (1.5 * args[0],)),
+    "parametrisation": lambda layer: parametrize.register_parametrization(layer, "weight", Tripled()),
+}
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("host", FAMILIES)
-def test_what_is_put_on_a_layer_acts_on_the_reduced_model_too(host: str, change: Callable[[nn.Module], None]) -> None:
+def test_what_is_put_on_a_layer_acts_on_the_reduced_model_too(host: str, change: str) -> None:
+    def put(model: nn.Module) -> None:
+        for layer in linear_layers(model):
+            CHANGES[change](layer)
+
     dense = shaken(host)
-    inputs = images(host)
+    inputs = tiny.given(host)
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     methods = ["none:last_block=auto"]
     if not host_of(dense).facts(dense).across_windows:
@@ -171,12 +149,12 @@ def test_what_is_put_on_a_layer_acts_on_the_reduced_model_too(host: str, change:
     with torch.no_grad():
         before = output(dense, host, inputs)
         models = [copy.deepcopy(dense) for _ in methods]
-        change(dense)
+        put(dense)
         wanted = output(dense, host, inputs)
         assert not torch.allclose(before, wanted, atol=1e-6)  # the change is one
         for model, method in zip(models, methods, strict=True):
             vitrim.reduce_(model, method)
-            change(model)
+            put(model)
             torch.testing.assert_close(output(model, host, inputs), wanted, atol=1e-9, rtol=1e-7)
 
 
@@ -258,16 +236,6 @@ def test_hooks_on_all_modules_see_the_projections_of_the_last_block(kind: str) -
     finally:
         handle.remove()
     assert all(any(block.attn.qkv is module for module in seen) for block in model.blocks)
-
-
-def test_backward_hooks_run_on_the_projections_of_the_last_block() -> None:
-    model = EVERYWHERE["vit"]().eval()
-    vitrim.reduce_(model, "tome:r=4,last_block=class_token")
-    seen = []
-    for depth, block in enumerate(model.blocks):
-        block.attn.qkv.register_full_backward_hook(lambda *_, depth=depth: seen.append(depth))
-    output(model, "vit").sum().backward()
-    assert sorted(seen) == [0, 1, 2, 3]
 
 
 class Wrapped(Tensor):
@@ -421,13 +389,9 @@ def cut(model: nn.Module) -> None:
         model.num_hidden_layers -= 1  # EoMT counts its layers itself
 
 
-def replace_first(model: nn.Module) -> None:
-    holder(model)[0] = tiny.blocks(EVERYWHERE[model.vitrim_host]().eval())[0]  # type: ignore[index]
-
-
-def replace_last(model: nn.Module) -> None:
-    last = len(tiny.blocks(model)) - 1
-    holder(model)[last] = tiny.blocks(EVERYWHERE[model.vitrim_host]().eval())[last]  # type: ignore[index]
+def replace(model: nn.Module, place: int) -> None:
+    new = tiny.blocks(EVERYWHERE[model.vitrim_host]().eval())[place]  # type: ignore[index]
+    holder(model)[place % len(tiny.blocks(model))] = new
 
 
 def copied(model: nn.Module) -> None:
@@ -435,27 +399,16 @@ def copied(model: nn.Module) -> None:
     blocks[2] = copy.deepcopy(blocks[2])
 
 
-def hooked(model: nn.Module) -> None:
-    for part in bypassed(tiny.blocks(model)[2], host_of(model)):
-        part.register_forward_hook(lambda module, args, out: None)
-
-
-def backward_hooked(model: nn.Module) -> None:
-    for part in bypassed(tiny.blocks(model)[2], host_of(model)):
-        part.register_full_backward_hook(lambda *_: None)
-
-
-def own_forward(model: nn.Module) -> None:
-    for part in bypassed(tiny.blocks(model)[2], host_of(model)):
-        part.forward = part.forward
-
-
-def other_class(model: nn.Module) -> None:
-    for part in bypassed(tiny.blocks(model)[2], host_of(model)):
-        part.__class__ = type("Adapted", (type(part),), {})
-
-
-LATER = [swap, cut, replace_first, replace_last, copied, hooked, backward_hooked, own_forward, other_class]
+OF_BLOCKS: list[Callable[[nn.Module], None]] = [
+    *(swap, cut, copied),
+    *(lambda model: replace(model, 0), lambda model: replace(model, -1)),
+]
+OF_BYPASSED: list[Callable[[nn.Module], object]] = [
+    lambda part: part.register_forward_hook(lambda module, args, out: None),
+    lambda part: part.register_full_backward_hook(lambda *_: None),
+    lambda part: setattr(part, "forward", part.forward),
+    lambda part: setattr(part, "__class__", type("Adapted", (type(part),), {})),
+]
 
 
 @pytest.mark.sampled(4)
@@ -463,48 +416,26 @@ LATER = [swap, cut, replace_first, replace_last, copied, hooked, backward_hooked
 def test_blocks_that_are_changed_after_reducing_are_refused(host: str) -> None:
     whole = EVERYWHERE[host]().eval()
     vitrim.reduce_(whole, "tome:r=2")
-    for change in LATER:
+    for change in (*OF_BLOCKS, *OF_BYPASSED):
         model = copy.deepcopy(whole)
         model.vitrim_host = host  # type: ignore[assignment]
-        if change in (hooked, backward_hooked, own_forward, other_class) and not bypassed(
-            tiny.blocks(model)[2], host_of(model)
-        ):
+        parts = bypassed(tiny.blocks(model)[2], host_of(model)) if change in OF_BYPASSED else [model]
+        if not parts:
             continue  # a block that is its own attention bypasses nothing
         if len(tiny.blocks(model)) < len(list(holder(model).children())) and change is cut:
             continue  # EoMT's last layers are not reduced
         with torch.no_grad():
             output(model, host)
-            change(model)
+            for part in parts:
+                change(part)
             with pytest.raises(vitrim.UnsupportedModelError) as caught:
                 output(model, host)
         assert "\n" not in str(caught.value)
         assert ("was changed after it was reduced" in str(caught.value)) or ("of its own" in str(caught.value))
 
 
-def test_a_chunk_of_pruned_layers_is_refused_as_the_documentation_says() -> None:
-    model = EVERYWHERE["vit"]().eval()
-    vitrim.reduce_(model, "tome:r=2")
-    model.prune_intermediate_layers([0, 2], prune_norm=False, prune_head=False)
-    with pytest.raises(vitrim.UnsupportedModelError, match="the number of blocks of this VisionTransformer"):
-        output(model, "vit")
-    vitrim.restore_(model)
-    wanted = copy.deepcopy(model)
-    vitrim.reduce_(model, "tome:r=2")
-    vitrim.reduce_(wanted, "tome:r=2")
-    assert torch.equal(output(model, "vit"), output(wanted, "vit"))
-
-
-def wrap_for_checkpoints(block: nn.Module) -> nn.Module:
-    return checkpoint_wrapper(block)
-
-
-def wrap_for_compiling(block: nn.Module) -> nn.Module:
-    wrapped: nn.Module = torch.compile(block, backend="eager")  # type: ignore[assignment]
-    return wrapped
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", [wrap_for_checkpoints, wrap_for_compiling])
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, functools.partial(torch.compile, backend="eager")])
 def test_wrappers_around_blocks_stay_allowed_and_are_restored(wrap: Callable[[nn.Module], nn.Module]) -> None:
     model = EVERYWHERE["vit"]().eval()
     for _ in range(2):  # two blocks are left: tracing each takes a second

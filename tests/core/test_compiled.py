@@ -205,23 +205,6 @@ def test_keys_with_gaps_between_their_numbers_are_left_to_operators() -> None:
     torch.testing.assert_close(*both(lambda: unit_mean_keys(attention, 1)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_attention_of_the_class_token(dtype: torch.dtype, batch: int) -> None:
-    q, k, v = (drawn(0, batch, 9, 3, 2, 8, dtype=dtype) * 4.0).permute(2, 0, 3, 1, 4)
-    by_hand = (q[:, :, :1] @ k.transpose(2, 3) * 0.5).softmax(3).mean(1)[:, 0]
-    torch.testing.assert_close(Attention(q, k, v, 0.5).class_mean(), by_hand)
-    for shape in ((batch, 1, 1, 9), (1, 2, 9, 9), (batch, 2, 9, 9)):
-        attention = Attention(q, k, v, 0.5, drawn(1, *shape, dtype=dtype))
-        torch.testing.assert_close(*both(attention.class_mean))
-
-
-def test_attention_of_other_heads_than_the_keys_is_left_to_operators_which_refuse_it() -> None:
-    q, k = drawn(0, 1, 3, 9, 8), drawn(1, 1, 2, 9, 8)
-    with pytest.raises(RuntimeError, match="must match"):
-        Attention(q, k, k, 0.5).class_mean()
-
-
 LOOPING = (
     *("tome:r=6", "tome:r=6,kept_order=similarity", "atm:alpha=0.4,beta=0", "tofu:keep_rate=0.8", "pitome"),
     *("mctf:r=5", "mctf:r=6,tau_sim=2,tau_info=0.3,tau_size=0.5", "mctf:r=4,tau_info=0,pooling=size"),
@@ -317,7 +300,6 @@ def test_a_loop_that_cannot_be_kept_is_compiled_for_the_process() -> None:
         ("tome:r=6", {"_unit_mean", "_match", "_pool"}),
         ("mctf:r=5", {"_unit", "_attract", "_both_ways", "_pool", "_expand"}),
         ("pitome", {"_unit_mean", "_pair", "_pool"}),
-        ("gtp", {"_spread"}),
     ],
 )
 def test_loops_run_on_small_images(method: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

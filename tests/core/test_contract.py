@@ -499,7 +499,7 @@ def test_other_image_sizes(config: vitrim.MethodConfig) -> None:
 @covering_pair(8)
 def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str, config: vitrim.MethodConfig) -> None:
     """Unless the method says otherwise, an image's result does not depend on its batch mates."""
-    if config.name == "random" or (config.batch_dependent and "image" not in config.describe()):
+    if config.name == "random" or (config.traits.batch_dependent and "image" not in config.describe()):
         pytest.skip("batch dependent by definition")
     model, _ = reduced(host, config)
     images = tiny.images(4).double()
@@ -513,7 +513,7 @@ def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str, config: vitrim
 @pytest.mark.sampled(4)
 @every_method
 def test_an_image_that_is_not_finite_spoils_itself_only(config: vitrim.MethodConfig) -> None:
-    if config.batch_dependent and "image" not in config.describe():
+    if config.traits.batch_dependent and "image" not in config.describe():
         pytest.skip("batch dependent by definition")
     model, _ = reduced("vit", config)
     images = tiny.images(3)

@@ -9,25 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from test_hf_siglip2 import CLASSIFIER
 from torch import nn
-from transformers import Siglip2Config, Siglip2ForImageClassification
 
 import tiny
 import vitrim
-from full_matrix import cells
-from tiny_hosts.common import seeded
 from vitrim.core.host import GridHook
 from vitrim.core.registry import host_of
 
 PATTERN = vitrim.Linf(keep_rate=0.5)
-SIGLIP2: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "patch_size": 4,
-    "num_patches": 36,
-}
 DYNAMIC = tiny.vit(dynamic_img_size=True)
 # models that take images of other sizes, and how they are called with them; patches have 4 pixels
 ANY_SIZE: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -80,7 +70,7 @@ def test_as_many_patches_on_another_grid_are_not_taken_for_the_own_one(host: str
 
 
 def test_shapes_that_come_beside_the_patches() -> None:
-    model = seeded(lambda: Siglip2ForImageClassification(Siglip2Config(vision_config=SIGLIP2, num_labels=5)))()
+    model = CLASSIFIER()
     reduction = vitrim.reduce_(model, PATTERN)
     given = {"pixel_values": torch.randn(2, 36, 48), "pixel_attention_mask": torch.ones(2, 36, dtype=torch.int32)}
     with torch.no_grad():
@@ -198,23 +188,3 @@ def test_threads_see_their_own_grids() -> None:
     with ThreadPoolExecutor(4) as pool:
         for found, each in zip(pool.map(run, images * 25), expected * 25, strict=True):
             assert torch.equal(found, each)
-
-
-GRID_METHODS = ("gtp:num_prop=4", "l1", "l2:float32_rings=true", "linf:contiguous=true")
-
-
-# the other way to use a grid is a graph: `gtp` is compiled in `test_contract.py`
-@pytest.mark.full  # eager models are compared above
-@pytest.mark.parametrize("method", cells(GRID_METHODS, ("l2:float32_rings=true",)))
-def test_compiled_and_exported_models_have_the_grid_of_their_images(method: str) -> None:
-    model = tiny.vit(dynamic_img_size=True, depth=2)()
-    vitrim.reduce_(model, method)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        for shape in ((16, 36), (36, 16)):
-            images = torch.randn(2, 3, *shape)
-            torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-5)
-        images = torch.randn(2, 3, 16, 36)
-        program = torch.export.export(model, (images,), strict=False).module()
-        torch.testing.assert_close(program(images), model(images), atol=1e-5, rtol=1e-5)

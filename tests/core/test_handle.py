@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 import timm
 import torch
+from test_hf_siglip2 import TOWER
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PixtralVisionConfig, PixtralVisionModel, Siglip2VisionConfig, Siglip2VisionModel
+from transformers import PixtralVisionConfig, PixtralVisionModel
 
 import tiny
 import vitrim
-from tiny_hosts.common import seeded
 from tiny_vlms import VLMS
-from vitrim.measure import macs
-from vitrim.measure.macs import profile_of
+from vitrim.engines import macs
 
 EVERY = {**tiny.HOSTS, **tiny.FURTHER}
-
-
-def given(host: str, batch: int = 1) -> Tensor:
-    return tiny.INPUTS.get(host, tiny.images)(batch)
 
 
 def tokens(text: str, way: str) -> list[float]:
@@ -46,7 +40,7 @@ def says_what_runs(model: nn.Module, config: vitrim.MethodConfig | str, host: st
     with vitrim.reduced(model, config, record=True) as reduction:
         before = str(reduction)
         with torch.no_grad():
-            tiny.run(model, given(host))
+            tiny.run(model, tiny.given(host, 1))
         counts = [state.num_tokens for state in reduction.states]
         rows = tiny.blocks(model)[-1].head_rows
         assert planned == tokens(before, "tokens out") == [*counts[1:-1], rows or counts[-1]]
@@ -162,24 +156,10 @@ def of_sizes(shapes: list[tuple[int, int]]) -> dict[str, Tensor]:
     return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
 
 
-SIGLIP2 = seeded(
-    lambda: Siglip2VisionModel(
-        Siglip2VisionConfig(
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            patch_size=4,
-            num_patches=36,
-        )
-    )
-)
-
-
 @pytest.mark.parametrize("shapes", [[(3, 5)], [(3, 5)] * 2, [(3, 5), (6, 6), (3, 5)], [(6, 6), (3, 5)]])
 @pytest.mark.parametrize("method", ["tome:r=2", "l2:keep_rate=0.5"])
 def test_images_of_several_sizes_count_as_each_does_alone(shapes: list[tuple[int, int]], method: str) -> None:
-    model = SIGLIP2()
+    model = TOWER()
     counts, spent, dense = [], 0.0, 0.0
     for shape in shapes:
         dense += counted(model, lambda shape=shape: model(**of_sizes([shape])))
@@ -255,7 +235,7 @@ def counted(model: nn.Module, run: Callable[[], Any]) -> int:
     ],
 )
 def test_macs_saved_are_about_those_that_are_counted(host: str, methods: list[str]) -> None:
-    model, images = EVERY[host](), given(host)
+    model, images = EVERY[host](), tiny.given(host, 1)
     dense = counted(model, lambda: tiny.run(model, images))
     for method in methods:
         with vitrim.reduced(model, method) as reduction:
@@ -313,29 +293,3 @@ def test_a_handle_that_was_undone_says_so() -> None:
     assert old._repr_html_() == "<p>tome:r=4 on VisionTransformer: undone since</p>"
     with pytest.raises(vitrim.VitrimError, match="this reduction was undone"):
         _ = old.tokens_per_block
-
-
-@cache
-def deit() -> nn.Module:
-    """Drawing its weights takes as long as counting."""
-    model: nn.Module = timm.create_model("deit_tiny_patch16_224")
-    return model
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        *("none", "random", "topk", "evit:keep_rate=0.5", "evit:fuse_token=false", "tome:r=13", "tome:r=[40,0,0,40]"),
-        *("pitome", "mctf", "topk:last_block=class_token", "none:last_block=auto"),
-    ],
-)
-def test_macs_saved_of_a_whole_model_are_about_those_that_are_counted(method: str) -> None:
-    model = deit()
-    counted = []
-    for config in (None, vitrim.parse_method(method)):
-        macs = profile_of(model, config, [torch.zeros(1, 3, 224, 224)], name="deit").macs
-        counted.append(macs.linear + macs.attention - 196 * 192 * 768 - 192 * 1000)  # without patches and head
-    spared = 100 * (1 - counted[1] / counted[0])
-    with vitrim.reduced(model, method) as reduction:
-        said = float(str(reduction).rpartition("about ")[2].partition(" %")[0])
-    assert said == pytest.approx(spared, abs=1.0)

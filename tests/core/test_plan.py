@@ -68,12 +68,6 @@ def test_layers_say_where_they_stand() -> None:
     assert {(layer.num_layers, layer.num_prefix, layer.initial_patches) for layer in layers} == {(4, 4, 36)}
 
 
-def test_blocks_without_an_amount_are_idle() -> None:
-    model = tiny.HOSTS["vit"]()
-    vitrim.reduce_(model, "topk:blocks=[1,2]")
-    assert [isinstance(block.reducer, Idle) for block in model.blocks] == [True, False, False, True]
-
-
 def test_a_method_without_a_reducer_is_told_how_to_name_one() -> None:
     class Forgotten(vitrim.MethodConfig):
         name = "test_forgotten"
@@ -88,14 +82,6 @@ def test_a_method_without_a_reducer_is_told_how_to_name_one() -> None:
 def test_two_reducers_of_one_method_are_refused() -> None:
     with pytest.raises(ValueError, match="the reducer of 'tome' is registered twice"):
         vitrim.reduces(vitrim.ToMe)(Idle)
-
-
-@pytest.mark.parametrize("name", sorted(methods()))
-def test_every_method_has_a_reducer(name: str) -> None:
-    model = tiny.HOSTS["vit"]()
-    config = next(config for config in CONFIGS if config.name == name)
-    for layer in plan(config, host_of(model).facts(model), 4):
-        assert isinstance(make_reducer(config, layer), vitrim.Reducer)
 
 
 # ---- counts that matrix units like -----------------------------------------------------------------------------------

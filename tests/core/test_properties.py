@@ -172,12 +172,6 @@ def assert_groups_unmerge_to_one_value(x: Tensor, state: TokenState) -> None:
 # ---- methods on hosts ------------------------------------------------------------------------------------------------
 
 
-def test_no_property_is_timed() -> None:
-    """The profile of suite.py, which every ``@given`` without settings of its own has."""
-    assert settings.default is not None
-    assert settings.default.deadline is None
-
-
 @pytest.mark.sampled(3)
 @every_method
 @FEW

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import timm
@@ -42,7 +42,7 @@ class Learned(vitrim.MethodConfig):
 
     name = "test_learned"
     rate: float = 0.5
-    runtime: ClassVar[frozenset[str]] = frozenset({"rate"})
+    runtime = frozenset({"rate"})
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.rate, (1, 2), "floor_initial_power", num_layers)
@@ -146,15 +146,11 @@ vitrim.reduces(Mixed)(Idle)
     ("host", "method", "message"),
     [
         ("vit", "tomme:r=3", r"unknown method 'tomme'; did you mean 'tome'\?"),
-        ("vit", "tome:rr=3", "unknown option of tome 'rr'"),
         ("vit", "tome:r=-3", "r must not be negative"),
         ("vit", 13, r"expected a method such as vitrim.ToMe\(r=13\) or 'tome:r=13', got int"),
         ("vit", None, "expected a method such as .* got NoneType"),
-        ("vit", vitrim.ToMe, "expected a method such as .* got ModelMetaclass"),
         ("vit", "tome:r=[1,1,1,1,1]", "the list has 5 amounts but the model has 4 blocks"),
         ("vit", "topk:blocks=[9]", r"blocks \[9\] do not exist: the model has blocks 0 to 3"),
-        ("vit", "evit:blocks=[]", "no blocks are given"),
-        ("vit", "l2:blocks=[4]", r"blocks \[4\] do not exist"),
         ("vit", "l2:blocks=[1,1]", "name a block twice"),
         ("vit", LastAfter(), "acts after the last block and needs all of its tokens; use last_block=full"),
         ("vit", FailsLate(), "the third block is not for me"),
@@ -190,7 +186,7 @@ def test_reducing_again_replaces_the_reduction() -> None:
 def test_what_cannot_replace_a_reduction_leaves_it_as_it_was(host: str, old: str) -> None:
     model = vit(host)
     reduction = vitrim.reduce_(model, old, record=True)
-    with unchanged(model, tiny.INPUTS.get(host, tiny.images)(2)), refused("the third block is not for me"):
+    with unchanged(model, tiny.given(host)), refused("the third block is not for me"):
         vitrim.reduce_(model, FailsLate())
     assert vitrim.get_reduction(model) is reduction
     assert len(reduction.states) == len(reduction.tokens_per_block) + 1
@@ -284,73 +280,8 @@ def test_what_is_not_a_model_is_refused(model: Any) -> None:
         vitrim.reduce_(model, "tome:r=1")
 
 
-class OtherHead(timm_vit.VisionTransformer):
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        return self.head(x[:, 5])
-
-
-class OtherFeatures(timm_vit.VisionTransformer):
-    def forward_features(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return super().forward_features(x.flip(-1), **kwargs)
-
-
-class OtherPool(timm_vit.VisionTransformer):
-    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        return x.amax(1)
-
-
-class OnlyMore(timm_vit.VisionTransformer):
-    """A subclass that changes nothing vitrim relies on."""
-
-    def describe(self) -> str:
-        return "mine"
-
-
-@pytest.mark.parametrize(
-    ("cls", "call"), [(OtherHead, "forward_head"), (OtherFeatures, "forward_features"), (OtherPool, "pool")]
-)
-def test_a_subclass_with_its_own_head_or_features_is_refused(cls: type[nn.Module], call: str) -> None:
-    model = tiny.vit(cls)()
-    with unchanged(model, tiny.images()), refused(f"{cls.__name__} overrides {call} ", vitrim.UnsupportedModelError):
-        vitrim.reduce_(model, "tome:r=1")
-
-
-def test_a_subclass_that_adds_something_is_fine() -> None:
-    model = tiny.vit(OnlyMore)()
-    reduction = vitrim.reduce_(model, "tome:r=4")
-    model(tiny.images())
-    assert reduction.state.num_tokens == 37 - 16
-    assert type(model) is OnlyMore
-
-
 class OtherBlock(timm_vit.Block):
     pass
-
-
-class OtherAttention(timm_vit.Attention):
-    pass
-
-
-DIFFERENTIAL: Any = getattr(timm_vit, "DiffParallelScalingBlock", None)  # since timm 1.0.23
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block_fn": OtherBlock}, "blocks of class OtherBlock are not supported in timm VisionTransformer.*: Block"),
-        ({"block_fn": DIFFERENTIAL}, "blocks of class DiffParallelScalingBlock are not supported"),
-        ({"attn_layer": "diff"}, "attention of class DiffAttention is not supported; supported: Attention"),
-        (
-            {"block_fn": timm_vit.ParallelThingsBlock, "attn_layer": "diff"},
-            "attention of class DiffAttention is not supported; supported: Attention",
-        ),
-        ({"attn_layer": OtherAttention}, "attention of class OtherAttention is not supported; supported: Attention"),
-    ],
-)
-def test_blocks_and_attention_of_other_classes_are_refused(options: dict[str, Any], message: str) -> None:
-    model = tiny.vit(**options)()
-    with unchanged(model, tiny.images()), refused(message, vitrim.UnsupportedModelError):
-        vitrim.reduce_(model, "tome:r=1")
 
 
 def test_one_odd_block_among_others_is_refused_before_any_is_changed() -> None:
@@ -359,25 +290,6 @@ def test_one_odd_block_among_others_is_refused_before_any_is_changed() -> None:
     with unchanged(model, tiny.images()), refused("blocks of class OtherBlock", vitrim.UnsupportedModelError):
         vitrim.reduce_(model, "tome:r=1")
     assert type(model.blocks[0]) is timm_vit.Block
-
-
-def test_gated_attention_is_refused() -> None:
-    model = vit()
-    model.blocks[1].attn.gate = nn.Linear(32, 32)
-    with unchanged(model, tiny.images()), refused("with gated attention", vitrim.UnsupportedModelError):
-        vitrim.reduce_(model, "tome:r=1")
-
-
-def test_a_mask_is_refused_not_dropped() -> None:
-    model = vit()
-    vitrim.reduce_(model, "tome:r=1")
-    with unchanged(model, tiny.images()):
-        with refused(r"takes no attn_mask and no is_causal.*vitrim.restore_", ValueError):
-            model(tiny.images(), attn_mask=torch.zeros(37, 37))
-        with refused("takes no attn_mask and no is_causal", ValueError):
-            model(tiny.images(), is_causal=True)
-    vitrim.restore_(model)
-    model(tiny.images(), attn_mask=torch.zeros(37, 37))
 
 
 # ---- amounts that cannot be met ------------------------------------------------------------------------------------
@@ -581,6 +493,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (lambda f: f.rename(f.with_name("gone")), "no saved reduction in .*: reduction.json is missing"),
     "no config": (lambda f: (f / "reduction.json").unlink(), "reduction.json is missing"),
     "broken JSON": (lambda f: (f / "reduction.json").write_text('{"format": 1,'), "is not valid JSON"),
+    "deep JSON": (lambda f: (f / "reduction.json").write_text("[" * 10**5 + "]" * 10**5), "is not valid JSON: maximum"),
+    "digits": (lambda f: (f / "reduction.json").write_text('{"format": ' + "9" * 5000 + "}"), "valid JSON: Exceeds"),
     "not text": (lambda f: (f / "reduction.json").write_bytes(b"\xff\xfe\x00"), "is not valid JSON"),
     "not an object": (lambda f: (f / "reduction.json").write_text("[]"), "needs format, method and options"),
     "no method": (lambda f: edit(f, method=...), "needs format, method and options"),
@@ -589,10 +503,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "other version": (
         lambda f: edit(f, version=2),
         "saved holds version 2 of test_learned, this vitrim has version 1$",
-    ),
-    "no version": (
-        lambda f: edit(f, version=...),
-        "saved holds version None of test_learned, this vitrim has version 1$",
     ),
     "unknown method": (lambda f: edit(f, method="test_lerned"), "unknown method 'test_lerned'; did you mean 'test_"),
     "unknown option": (
@@ -618,10 +528,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "complex": (
         lambda f: weights(f, lambda t: t.update({"1.direction.bias": t["1.direction.bias"].to(torch.complex64)})),
         "1.direction.bias is complex64, expected float32$",
-    ),
-    "integers": (
-        lambda f: weights(f, lambda t: t.update({"1.direction.bias": t["1.direction.bias"].long()})),
-        "1.direction.bias is int64, expected float32$",
     ),
     "not a number": (
         lambda f: weights(f, lambda t: t["1.direction.bias"].fill_(torch.nan)),
@@ -737,12 +643,6 @@ def test_a_reduction_that_was_undone_answers_no_more(tmp_path: Path) -> None:
         reduction.save(tmp_path)
 
 
-def test_saving_onto_a_file_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with refused("cannot save to .*file: File exists"):
-        vitrim.reduce_(tiny.HOSTS["vit"](), "tome:r=4").save(tmp_path / "file")
-
-
 @pytest.mark.parametrize("method", ["tome:r=4", "topk:keep_rate=0.5", "gtp"])
 @pytest.mark.parametrize(
     "change",
@@ -795,22 +695,6 @@ def test_what_is_no_folder_is_one_line(folder: Any) -> None:
     for answer in (reduction.save, reduction.load_parameters):
         with refused(f"a reduction is saved in a folder, and {folder!r} names none"):
             answer(folder)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[" * 100_000 + "]" * 100_000, "is not valid JSON: maximum recursion depth"),
-        ('{"format": ' + "9" * 5000 + "}", "is not valid JSON: Exceeds the limit"),
-        ("{", "is not valid JSON"),
-    ],
-    ids=["deep", "digits", "broken"],
-)
-def test_a_saved_reduction_that_is_no_json(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "reduction.json").write_text(text)
-    model = tiny.HOSTS["vit"]()
-    with unchanged(model, tiny.images()), refused(message):
-        vitrim.Reduction.load(model, tmp_path)
 
 
 def test_learned_parameters_are_readable_by_others(tmp_path: Path) -> None:

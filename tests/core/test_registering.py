@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,25 +15,6 @@ from vitrim.data.readers import readers
 from vitrim.tasks.base import TASKS
 from vitrim.training import objectives
 from vitrim.training.objectives import learned
-
-
-def test_every_file_of_a_package_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "vitrim_table"
-    package.mkdir()
-    for name in ("__init__", "one", "two"):
-        (package / f"{name}.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    discover("vitrim_table")
-    assert {"vitrim_table.one", "vitrim_table.two"} <= set(sys.modules)
-
-
-def test_a_key_is_entered_once() -> None:
-    table = {"a": int}
-    with pytest.raises(ValueError, match=r"^thing 'a' is registered twice, by .*int.* and .*float"):
-        enter(table, "a", float, "thing 'a'")
-    enter(table, "b", float, "thing 'b'")
-    assert table == {"a": int, "b": float}
-
 
 CELL = """
 import torch, vitrim

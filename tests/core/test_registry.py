@@ -56,22 +56,17 @@ def test_good_text(text: str, config: vitrim.MethodConfig) -> None:
         ("", "unknown method ''; valid: .*atm, "),
         (":r=4", "unknown method ''"),
         ("tomme:r=4", r"unknown method 'tomme'; did you mean 'tome'\? valid: .*, evit, .*tome, topk"),
-        ("TOPK", r"unknown method 'TOPK'.* valid: "),
         ("qqqq", "unknown method 'qqqq'; valid: "),
         ("tome:rr=4", r"unknown option of tome 'rr'; did you mean 'r'\? valid: align, blocks, inflect, "),
-        ("evit:keeprate=0.5", r"unknown option of evit 'keeprate'; did you mean 'keep_rate'\?"),
         ("tome:name=x", "unknown option of tome 'name'"),  # the first parameter of make_method
         ("tome:self=x", "unknown option of tome 'self'"),
         ("tome:r", "cannot read 'r' in 'tome:r': write name:key=value,key=value, e.g. tome:r=13"),
         ("tome:r=", "cannot read 'r=' in 'tome:r='"),
         ("tome:=4", "cannot read '=4'"),
-        ("tome:13", "cannot read '13'"),
         ("tome:r=4,r=8", "'r' is given twice in 'tome:r=4,r=8'"),
-        ("tome:r=4, r =8", "'r' is given twice"),
-        ("tome:r=four", r"^tome: r=four: must be a whole number, or a list in brackets$"),
+        ("tome:r=four", r"^tome: r=four: must be a whole number, or a list in brackets, e.g. \[1,2\]$"),
         ("tome:r=true", "tome: r=true: must be a number or a word, not true or false"),
         ("tome:r=[4,true]", r"^tome: r=\[4,true\]: must be a number or a word, not true or false$"),
-        ("atm:theta=[true,0.9]", r"^atm: theta=\[true,0.9\]: must be a number or a word, not true or false$"),
         ("topk:keep_rate=[0.5,1.5]", "^topk: keep_rate=1.5: must be at most 1$"),
         ("mctf:r=[-1,4]", "^mctf: r=-1: must be at least 0$"),
         ("TOME", "unknown method 'TOME'; did you mean 'tome'"),
@@ -79,9 +74,8 @@ def test_good_text(text: str, config: vitrim.MethodConfig) -> None:
         ("tome:r=[16,8", r"^tome: r=\[16,8: must be a whole number"),
         ("tome:r=[4,[2]]", r"^tome: r=\[2\]: must be a whole number$"),
         ("tome:r=4,keep_rate=0.5", "tome: .*either r .* or keep_rate"),
-        ("topk:keep_rate=0", r"^topk: keep_rate=0: must be above 0, or a list in brackets$"),
-        ("topk:keep_rate=7", r"^topk: keep_rate=7: must be at most 1, or a list in brackets$"),
-        ("topk:keep_rate=1.2", "topk: keep_rate=1.2: must be at most 1"),
+        ("topk:keep_rate=0", r"^topk: keep_rate=0: must be above 0, or a list in brackets, e.g. \[0.7,0.5\]$"),
+        ("topk:keep_rate=7", r"^topk: keep_rate=7: must be at most 1, or a list in brackets, e.g. \[0.7,0.5\]$"),
         ("topk:keep_rate=NaN", "topk: keep_rate=nan"),
         ("topk:rule=floor", "topk: rule=floor: must be 'ceil_current', 'floor_current'"),
         ("topk:blocks=3", r"topk: blocks=3: must be a list in brackets"),
@@ -118,15 +112,6 @@ def test_long_text_is_refused_in_a_short_line(text: str, message: str) -> None:
     assert message in str(caught.value)
     assert len(str(caught.value)) <= 500
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", sorted(methods()))
-def test_numbers_are_finite(name: str) -> None:
-    fields = methods()[name].model_fields.items()
-    for key in (key for key, field in fields if field.annotation is float):
-        for value in (float("inf"), float("-inf"), float("nan")):
-            with pytest.raises(vitrim.VitrimError, match=f"{name}: {key}="):
-                make_method(name, **{key: value})
 
 
 def test_a_number_that_python_does_not_write() -> None:
@@ -241,9 +226,11 @@ def test_a_second_method_of_the_same_name_is_refused() -> None:
         name = "tome"
 
     before = methods()
-    with pytest.raises(ValueError, match=r"method 'tome' is registered twice, by .*ToMe.* and .*Other"):
-        vitrim.register_method(Other)
+    for register in (vitrim.register_method, lambda kind: vitrim.register(kind)(vitrim.ScorerReducer)):
+        with pytest.raises(ValueError, match=r"method 'tome' is registered twice, by .*ToMe.* and .*Other"):
+            register(Other)
     assert methods() == before
+    assert Other not in registry._REDUCERS
 
 
 def test_a_second_host_of_the_same_class_is_refused() -> None:
@@ -291,13 +278,6 @@ def nothing(config, layer):
     assert model(tiny.images()).shape == (2, 5)
 
 
-@pytest.mark.parametrize("name", sorted(methods()))
-def test_methods_are_public_by_their_class_name(name: str) -> None:
-    config = methods()[name]
-    assert getattr(vitrim, config.__name__) is config
-    assert config.__name__ in dir(vitrim)
-
-
 # ---- the table of hosts --------------------------------------------------------------------------------------------
 
 
@@ -318,21 +298,6 @@ def test_a_class_that_only_shares_the_name_is_not_the_host() -> None:
     assert "VisionTransformer (from torchvision.models.somewhere) is not a supported host" in message
     assert "\n" not in message
     assert len(message) < 200
-
-
-def test_options_are_validated_by_make_method_too() -> None:
-    assert make_method("tome", r=(4, 2)) == vitrim.ToMe(r=(4, 2))
-    with pytest.raises(vitrim.VitrimError, match="unknown option of none 'r'"):
-        make_method("none", r=3)
-
-
-def test_a_config_made_in_python_says_in_one_line_what_is_wrong() -> None:
-    with pytest.raises(vitrim.VitrimError, match=r"^tome: r must not be negative$"):
-        vitrim.ToMe(r=-1)
-    with pytest.raises(vitrim.VitrimError, match="unknown option of tome 'rr'; did you mean 'r'"):
-        vitrim.ToMe(rr=1)
-    with pytest.raises(vitrim.VitrimError, match=r"^topk: .*: must be a list: a set has no order$"):
-        vitrim.TopK(keep_rate={0.9, 0.5, 0.7})
 
 
 WRONG = (
@@ -357,13 +322,6 @@ def test_every_wrong_kind_of_value_is_refused_in_our_own_words(kind: Any) -> Non
         for message in refused:
             assert message.startswith(f"{kind.name}: "), message
             assert not PYDANTIC.search(message), message
-
-
-@pytest.mark.parametrize("name", methods())
-def test_configs_are_copied_and_pickled(name: str) -> None:
-    config = make_method(name)
-    for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), config.model_copy()):
-        assert (copied, type(copied)) == (config, type(config))
 
 
 # ---- numbers that are none -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitrim.core.assignment import merge, prune
-from vitrim.core.tokens import STAMP, TokenState, decision_dtype, flat_index, product_dtype, take, unmerge
+from vitrim.core.tokens import STAMP, Asked, TokenState, decision_dtype, flat_index, product_dtype, take, unmerge
 
 
 def random_tokens(batch: int, n: int, channels: int, seed: int = 0) -> Tensor:
@@ -87,13 +87,7 @@ def test_sizes_are_at_least_float32(dtype: torch.dtype, expected: torch.dtype) -
 def test_start_is_the_identity_with_the_prefix_counted() -> None:
     state = TokenState.start(torch.zeros(3, 9, 2), num_prefix=2)
     assert (state.num_tokens, state.num_patches, state.initial_patches) == (9, 7, 7)
-    assert (state.uniform, state.reduced, state.pruned, state.full_grid, state.mask) == (
-        True,
-        False,
-        False,
-        False,
-        None,
-    )
+    assert (state.uniform, state.reduced, state.pruned, state.asked, state.mask) == (True, False, False, Asked(), None)
     for index in (state.source, state.position):
         assert index.dtype == torch.int64
         assert index.tolist() == [list(range(9))] * 3

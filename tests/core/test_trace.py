@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitrim.core.assignment import prune
-from vitrim.core.tokens import TokenState, Trace
+from vitrim.core.tokens import Asked, TokenState, Trace
 
 
 def trace_with_history(recording: bool) -> tuple[Trace, list[TokenState]]:
@@ -45,7 +45,7 @@ def test_a_new_forward_forgets_the_previous_one_at_once() -> None:
     trace.start(states[0])
     assert trace.call.final is None
     assert trace.call.latest is None
-    assert trace.call.states == ()
+    assert trace.call.states == (states[0],)
 
 
 @pytest.mark.parametrize("recording", [True, False])
@@ -54,24 +54,24 @@ def test_copies_of_a_trace_start_empty(recording: bool) -> None:
     for twin in (copy.deepcopy(trace), copy.copy(trace), pickle.loads(pickle.dumps(trace))):
         assert twin is not trace
         assert twin.recording is recording
-        assert (twin.call.latest, twin.call.final, twin.call.states, twin.full_grid) == (None, None, (), False)
+        assert (twin.call.latest, twin.call.final, twin.call.states, twin.asked) == (None, None, (), Asked())
 
 
 def test_dense_ends_with_its_block_also_after_an_error() -> None:
     trace = Trace()
-    with trace.returning(dense=True):
-        with contextlib.suppress(KeyError), trace.returning(dense=True):
+    with trace.asking(Asked(full_grids=True)):
+        with contextlib.suppress(KeyError), trace.asking(Asked(full_grids=True)):
             raise KeyError
-        assert trace.full_grid  # an inner call does not end the outer one
-    assert not trace.full_grid
-    with contextlib.suppress(KeyError), trace.returning(dense=True):
+        assert trace.asked.full_grids  # an inner call does not end the outer one
+    assert not trace.asked.full_grids
+    with contextlib.suppress(KeyError), trace.asking(Asked(full_grids=True)):
         raise KeyError
-    assert not trace.full_grid
+    assert not trace.asked.full_grids
 
 
 def test_full_grids_asked_for_the_next_forward_are_of_that_one_alone() -> None:
     trace, states = trace_with_history(recording=False)
-    trace.call.next_full_grid = True
-    assert trace.full_grid
+    trace.call.once = Asked(full_grids=True)
+    assert trace.asked.full_grids
     trace.start(states[0])
-    assert not trace.full_grid
+    assert not trace.asked.full_grids

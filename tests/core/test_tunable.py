@@ -102,13 +102,6 @@ def test_a_list_at_run_time_does_as_from_the_start_or_is_refused(name: str) -> N
     assert done > 0 or name == "atm"  # whose list does not go with the option
 
 
-def test_thresholds_per_layer_are_those_of_one_for_all() -> None:
-    alpha = TUNABLES["atm"]
-    plain = make_method("atm", **alpha.fixed, alpha=0.7)
-    each = make_method("atm", theta=[0.7] * LAYERS)
-    assert plain.thresholds(LAYERS) == each.thresholds(LAYERS)  # type: ignore[attr-defined]
-
-
 def test_one_block_alone_takes_no_other_amount_along() -> None:
     """What else says how much is removed is left out, or removes nothing."""
     for given, expected in (

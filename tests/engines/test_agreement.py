@@ -18,24 +18,18 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
-from vitrim.engines import Exported, check, timing, writing
+from made_files import file
+from vitrim.core.method import Traits
+from vitrim.engines import Exported, check, writing
 from vitrim.engines.exported import size_of, staged
 from vitrim.engines.formats.onnx import ONNX
-from vitrim.engines.program import Parity, trace
+from vitrim.engines.macs import count_macs
+from vitrim.engines.parity import Parity
+from vitrim.engines.program import trace
 from vitrim.engines.writing import FileSpec
-from vitrim.measure.macs import count_macs
+from vitrim.measure import export as exporting
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
-
-
-def file(
-    run: Callable[[Any], Any], shape: tuple[int | str, ...], path: Path = Path("m.onnx"), **known: Any
-) -> Exported:
-    """A file in memory that computes ``run``."""
-    metadata = {"weights": "fp32", "output": {"name": "logits"}, "input": {"dtype": "float32"}, **known}
-    found = Exported(path, "onnx", {"image": shape}, 0, 0, metadata)
-    vars(found)["_run"] = run
-    return found
 
 
 # ---- metadata --------------------------------------------------------------------------------------------------------
@@ -46,9 +40,9 @@ def test_numbers_of_a_file_that_follows_its_images_are_means_over_all_of_them() 
     model = tiny.HOSTS["vit"]()
     tiny.drop_last_block(model)
     vitrim.reduce_(model, "atm:alpha=0.9,beta=0.2,theta_min=0.1")
-    subject = writing._Subject.of(model, FileSpec(batch=1), ONNX)
+    draft = writing.Draft.of(model, FileSpec(batch=1), ONNX)
     some = images()[5:]  # of noise, of one value, and of both
-    known = writing._describe(subject, some, True, "a name", None)
+    known = writing._describe(draft, some, True)
     other = tiny.HOSTS["vit"]()
     tiny.drop_last_block(other)
     reduction = vitrim.reduce_(other, "atm:alpha=0.9,beta=0.2,theta_min=0.1", record=True)
@@ -75,8 +69,8 @@ def test_sides_are_height_and_width() -> None:
     model = timm.create_model("test_vit", **small, dynamic_img_size=True)
     assert writing._shape(model, (24, 32)) == (3, 24, 32)
     assert writing._shape(model, 32) == (3, 32, 32)
-    subject = writing._Subject.of(model, FileSpec(size=(24, 32), preprocess=True), ONNX)
-    assert (subject.layout, subject.preprocessing.size) == ((24, 32, 3), (24, 32))
+    draft = writing.Draft.of(model, FileSpec(size=(24, 32), preprocess=True), ONNX)
+    assert (draft.layout, draft.preprocessing.size) == ((24, 32, 3), (24, 32))
 
 
 # ---- agreement -------------------------------------------------------------------------------------------------------
@@ -121,7 +115,7 @@ def test_a_file_made_of_another_is_compared_with_that(
     monkeypatch.setattr(Exported, "in_precision", in_precision)
     written = file(classes, shape, tmp_path / "m.onnx")
     calibration = torch.full((batch or 1, 3, 2, 2), 20.0)
-    made = writing._made(written, tmp_path / "m.onnx", "int8", calibration, compared, real=False)
+    made = writing._made(written, tmp_path / "m.onnx", "int8", calibration, compared, strict=False)
     assert made.path == tmp_path / "m.onnx"
     assert made.metadata["agreement"] == pytest.approx(6 / 8 if batch is None else 5 / 6)
 
@@ -218,7 +212,7 @@ class Together(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(1.0))
-        self.vitrim_reduction = SimpleNamespace(config=SimpleNamespace(batch_dependent=True))
+        self.vitrim_reduction = SimpleNamespace(config=SimpleNamespace(traits=Traits(batch_dependent=True)))
 
     def forward(self, images: Tensor) -> Tensor:
         own = images.flatten(1)[:, :2] * self.gain
@@ -260,7 +254,6 @@ def test_preprocessing_of_a_model_is_that_of_its_file() -> None:
     from PIL import Image
 
     from vitrim.data import eval_transform
-    from vitrim.measure.in_files import FileModel
 
     pixels = np.random.default_rng(0).integers(0, 256, (44, 60, 3), dtype=np.uint8)
     shown = set()
@@ -271,10 +264,10 @@ def test_preprocessing_of_a_model_is_that_of_its_file() -> None:
             "input_size": (3, 24, 24), "crop_mode": mode, "crop_pct": 0.75, "interpolation": "bilinear",
             "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6),
         }  # fmt: skip
-        known = writing._describe(writing._Subject.of(model, FileSpec(), ONNX), None, False, "m", None)
+        known = writing._describe(writing.Draft.of(model, FileSpec(), ONNX), None, False)
         told = file(lambda images: np.zeros((len(images), 5), np.float32), ("batch", 3, 24, 24), **known)
         expected = eval_transform(model)(Image.fromarray(pixels))
-        torch.testing.assert_close(eval_transform(FileModel(told))(Image.fromarray(pixels)), expected, atol=0, rtol=0)
+        torch.testing.assert_close(eval_transform(told)(Image.fromarray(pixels)), expected, atol=0, rtol=0)
         shown.add(round(float(expected.sum()), 3))
     assert len(shown) == 3  # modes differ here
 
@@ -285,30 +278,28 @@ def test_preprocessing_of_a_model_is_that_of_its_file() -> None:
 def test_the_dense_file_is_made_as_the_reduced_one_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[FileSpec] = []
 
-    def export(model: nn.Module, method: None, path: Path, spec: FileSpec, **how: Any) -> Exported:
-        asked.append(spec)
+    def write(draft: writing.Draft, path: Path) -> Exported:
+        asked.append(draft.wanted)
         return file(lambda images: images, (4, 48, 64, 3), path)
 
-    monkeypatch.setattr(writing, "export", export)
+    monkeypatch.setattr(exporting, "write", write)
+    monkeypatch.setattr(writing, "_shape", lambda *_: (3, 48, 64))
     given = {"dtype": "uint8", "shape": [4, 48, 64, 3]}
-    reduced = file(lambda images: images, (4, 48, 64, 3), input=given, weights="fp16", opset=19)
-    with writing.dense_file(nn.Linear(1, 1), replace(reduced, threads=3)) as dense:
+    reduced = file(lambda images: images, (4, 48, 64, 3), input=given, weights="fp16", opset=19, method="topk")
+    with exporting.dense_file(nn.Linear(1, 1), replace(reduced, threads=3)) as dense:
         assert dense.threads == 3
     wanted = FileSpec("onnx", batch=4, opset=19, precision="fp16", preprocess=True, size=(48, 64))
     assert asked == [wanted]
-    plain = file(lambda images: images, ("batch", 3, 48, 64), input={"dtype": "float32", "shape": ["batch", 3, 48, 64]})
+    plain = file(
+        lambda images: images,
+        ("batch", 3, 48, 64),
+        input={"dtype": "float32", "shape": ["batch", 3, 48, 64]},
+        method="topk",
+    )
     plain.metadata["opset"] = 20  # type: ignore[index]
-    with writing.dense_file(nn.Linear(1, 1), plain):
+    with exporting.dense_file(nn.Linear(1, 1), plain):
         pass
     assert asked[1] == FileSpec("onnx", opset=20, precision="fp32", size=(48, 64))
-
-
-def test_rows_of_a_file_have_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "time_interleaved", lambda runs, *_: {name: np.full(3, 4.0) for name in runs})
-    known = {"gmacs": 1.0, "dense_gmacs": 2.0, "method": "tome:r=2", "input": {"dtype": "float32"}}
-    made = replace(file(lambda images: images, ("batch", 3, 24, 24), **known), threads=3)
-    rows = timing.time_exported(tiny.HOSTS["vit"](), tiny.HOSTS["vit"](), made, made, torch.zeros(2, 3, 24, 24))
-    assert [row["threads"] for row in rows] == [*2 * [torch.get_num_threads()], 3, 3]
 
 
 def test_weights_beside_a_file_are_part_of_its_size(tmp_path: Path) -> None:

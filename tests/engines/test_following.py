@@ -112,7 +112,9 @@ class Counting(Program):
 
 
 def test_the_methods_are_those_that_say_so() -> None:
-    assert {name.split()[0] for name in SETTINGS} == {name for name, kind in methods().items() if kind.single_images}
+    assert {name.split()[0] for name in SETTINGS} == {
+        name for name, kind in methods().items() if kind.traits.single_images
+    }
     for text in SETTINGS.values():
         config = vitrim.parse_method(text)
         assert config.in_graph(1) is None

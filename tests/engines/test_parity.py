@@ -22,7 +22,8 @@ from vitrim.core.registry import methods
 from vitrim.engines import Exported, check
 from vitrim.engines.formats import formats
 from vitrim.engines.formats.base import DTYPES
-from vitrim.engines.program import _of_torch, as_read, highest_share
+from vitrim.engines.parity import _of_torch, highest_share
+from vitrim.engines.program import as_read
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 FIXED = [
@@ -146,7 +147,10 @@ def test_every_method_is_exported_or_says_why_not(tmp_path: Path) -> None:
             continue
         with pytest.raises(vitrim.VitrimError, match=f"^{name} cannot be exported: ") as caught:
             vitrim.export(tiny.HOSTS["vit"](), name, tmp_path / "m.onnx")
-        assert all(f"--{way}" in str(caught.value) for way in getattr(kind, "fixed_by", ()))
+        assert all(
+            f"--{way}" in str(caught.value)
+            for way in (kind.traits.fixed_by if issubclass(kind, vitrim.Adaptive) else ())
+        )
     assert {name for name, kind in methods().items() if kind().obstacle() is not None} == {
         *("a_vit", "algm", "atc", "atm", "ia_red2", "random", "saint"),
     }

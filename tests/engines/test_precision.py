@@ -28,9 +28,11 @@ from vitrim.engines import Exported, writing
 from vitrim.engines.formats import onnx as onnx_format
 from vitrim.engines.formats import openvino as openvino_format
 from vitrim.engines.formats.base import DECISIONS, Array, unreported
-from vitrim.engines.program import Parity
-from vitrim.engines.writing import _agreeing, _check_agreement, _made, _of_dataset
+from vitrim.engines.parity import Parity
+from vitrim.engines.writing import _agreeing, _check_agreement, _made
 from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.measure import export as exporting
+from vitrim.measure.export import _of_dataset
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
@@ -414,16 +416,16 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
     seen: list[tuple[int, int]] = []
     made = writing._made
 
-    def watched(written: Exported, *given: Any, real: bool) -> Exported:
+    def watched(written: Exported, *given: Any, strict: bool) -> Exported:
         calibration, compared = given[-2:]
         same = (calibration[:, None] == compared[None]).flatten(2).all(2)
         assert not same.any()
-        assert real
+        assert strict
         seen.append((len(calibration), len(compared)))
-        return made(written, *given, real=False)  # noise may get any class
+        return made(written, *given, strict=False)  # noise may get any class
 
     monkeypatch.setattr(writing, "_made", watched)
-    monkeypatch.setattr(writing, "CALIBRATED", 16)
+    monkeypatch.setattr(exporting, "CALIBRATED", 16)
     given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 12}
     file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
     assert seen == [(16, 12)]
@@ -453,7 +455,7 @@ def test_images_to_calibrate_and_to_compare_on_are_spread_over_sorted_data(
 @pytest.mark.usefixtures("not_quantised")
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_noise(tmp_path / "images", 10)
-    monkeypatch.setattr(writing, "CALIBRATED", 8)
+    monkeypatch.setattr(exporting, "CALIBRATED", 8)
     given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.onnx", **given)
     assert file.metadata["parity"] == (
@@ -490,16 +492,16 @@ def test_a_file_is_refused_where_it_is_shown_to_agree_too_seldom(same: int, coun
     given: Any = (Path("m.onnx"), "int8", same, count, "same top-1 as fp32 in so many %")
     if kept is None:
         with pytest.raises(VitrimError, match=rf"{REFUSED}same top-1 as fp32 in so many % of {count} images"):
-            _check_agreement(*given, real=True)
+            _check_agreement(*given, strict=True)
     else:
-        clause = _check_agreement(*given, real=True)
+        clause = _check_agreement(*given, strict=True)
         assert kept in clause
         assert ("only many more would tell" in clause) == (same == 7990)
         if kept and same != 7990:  # as many would tell, at this share, and half of them would not
             told = int(clause.split()[-3])
             found = [stats.binomtest(round(same / count * n), n, 0.8, alternative="less") for n in (told, told // 2)]
             assert found[0].pvalue < 0.05 <= found[1].pvalue
-    assert _check_agreement(*given, real=False) == ""
+    assert _check_agreement(*given, strict=False) == ""
 
 
 def test_a_method_that_agrees_well_enough_is_hardly_ever_refused_by_chance() -> None:
@@ -508,7 +510,7 @@ def test_a_method_that_agrees_well_enough_is_hardly_ever_refused_by_chance() -> 
 
     def refused(same: int) -> bool:
         try:
-            _check_agreement(Path("m.onnx"), "int8", same, 64, "", real=True)
+            _check_agreement(Path("m.onnx"), "int8", same, 64, "", strict=True)
         except VitrimError:
             return True
         return False
@@ -526,14 +528,14 @@ def test_a_file_in_half_precision_must_agree_as_one_in_int8(
     monkeypatch.setattr(writing, "compare", lambda *_: found)
     file = Exported(Path("m.pt2"), "pt2", {"image": ("batch", 3)}, 0, 0, {"weights": "bf16", "precision": "bf16"})
     given: Any = (file, Path("m.pt2"), None, torch.zeros(1))
-    assert _agreeing(*given, real=False).metadata["agreement"] == same / 64
+    assert _agreeing(*given, strict=False).metadata["agreement"] == same / 64
     if kept:
-        assert _agreeing(*given, real=True).metadata["parity"] == str(found)
+        assert _agreeing(*given, strict=True).metadata["parity"] == str(found)
         return
     with pytest.raises(
         VitrimError, match=r"m.pt2 is not written: bf16 is too coarse for it; same top-1 as fp32 in 70.3 %"
     ):
-        _agreeing(*given, real=True)
+        _agreeing(*given, strict=True)
 
 
 @pytest.mark.parametrize("finite", [True, False])
@@ -555,15 +557,15 @@ def test_a_file_that_few_images_cannot_judge_is_kept_and_says_so(
     given: Any = (written, tmp_path / "m.onnx", "int8", None, torch.zeros(16, 3))
     if not finite:
         with pytest.raises(VitrimError, match=f"{REFUSED}its outputs are not finite"):
-            _made(*given, real=True)
+            _made(*given, strict=True)
         return
-    file = _made(*given, real=True)
+    file = _made(*given, strict=True)
     assert file.metadata["agreement"] == 0.75
     assert file.metadata["parity"] == (
         "same top-1 as fp32 in 75.0 % of 16 images; 16 images do not show whether it is below 80 %: --check 256 would "
         "tell"
     )
-    assert _made(*given, real=False).metadata["parity"] == "same top-1 as fp32 in 75.0 % of 16 random images"
+    assert _made(*given, strict=False).metadata["parity"] == "same top-1 as fp32 in 75.0 % of 16 random images"
 
 
 @pytest.mark.slow
@@ -571,7 +573,7 @@ def test_a_file_that_few_images_cannot_judge_is_kept_and_says_so(
 @pytest.mark.usefixtures("not_quantised")
 def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_noise(tmp_path / "images", 10)
-    monkeypatch.setattr(writing, "CALIBRATED", 10)
+    monkeypatch.setattr(exporting, "CALIBRATED", 10)
     monkeypatch.setattr(writing, "AGREES", 1.01)
     given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not written: int8 is too coarse for it; same top-1 as"):

@@ -17,15 +17,13 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.engines import Exported, check, engines, timing
+from vitrim.engines import Exported, check, engines
 from vitrim.engines import formats as file_formats
 from vitrim.engines.engine import FileEngine
 from vitrim.engines.exported import staged
 from vitrim.engines.formats import format_named, formats, register_format
 from vitrim.engines.formats.base import Array, Format, Graph, Run
-from vitrim.engines.timing import time_exported
-from vitrim.engines.writing import FileSpec, dense_file
-from vitrim.measure.latency import Budget
+from vitrim.engines.writing import FileSpec
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 SIZE = 32
@@ -120,41 +118,6 @@ def test_a_wrong_model_is_noticed(written: tuple[nn.Module, Exported]) -> None:
 def test_images_of_another_shape_are_refused(written: tuple[nn.Module, Exported], images: Array) -> None:
     with pytest.raises(vitrim.VitrimError, match=r"takes \(batch, 32, 32, 3\) uint8, got"):
         written[1].run(images)
-
-
-@pytest.mark.slow
-def test_timing_has_four_rows(written: tuple[nn.Module, Exported]) -> None:
-    made, file = written
-    reduced = copy.deepcopy(made)
-    vitrim.reduce_(reduced, "tome:r=2")
-    images = torch.randint(256, (2, SIZE, SIZE, 3), dtype=torch.uint8)
-    with dense_file(made, file) as dense:
-        rows = time_exported(made, reduced, dense, file, images, Budget(min_rounds=2, min_seconds=0.0))
-    assert not dense.path.exists()
-    assert [(row["method"], row["engine"]) for row in rows] == [
-        ("dense", "eager"),
-        ("tome:r=2", "eager"),
-        ("dense", "onnxruntime"),
-        ("tome:r=2", "onnxruntime"),
-    ]
-    assert rows[0]["speedup"] == rows[2]["speedup"] == 1.0
-    assert rows[3]["promised_speedup"] == pytest.approx(file.metadata["dense_gmacs"] / file.metadata["gmacs"])
-
-
-def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of times made up: over the dense model of the same engine, and over the eager one, by hand."""
-    made, file = written
-    times = {"eager reduced": 5.0, "exported dense": 4.0, "exported reduced": 1.0}
-    monkeypatch.setattr(
-        timing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
-    )
-    images = torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)
-    rows = time_exported(made, copy.deepcopy(made), file, file, images)
-    assert [row["speedup"] for row in rows] == [1.0, 2.0, 1.0, 4.0]
-    assert [row["over_eager"] for row in rows] == [1.0, 2.0, 2.5, 10.0]
-    assert [row["images_per_second"] for row in rows] == [200.0, 400.0, 500.0, 2000.0]
-    promise = file.metadata["dense_gmacs"] / file.metadata["gmacs"]
-    assert [row["ratio"] for row in rows] == pytest.approx([1.0, 2 / promise, 1.0, 4 / promise])
 
 
 # ---- with torch.export, which is quick ------------------------------------------------------------------------------

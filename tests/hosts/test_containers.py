@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,31 +12,25 @@ import timm
 import torch
 from torch import Tensor, nn
 from transformers import (
-    CLIPVisionConfig,
+    BeitConfig,
+    BeitForSemanticSegmentation,
     DepthAnythingConfig,
     DepthAnythingForDepthEstimation,
     Dinov2Config,
     DPTConfig,
     DPTForDepthEstimation,
     GPT2Config,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    InternVLVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    PixtralVisionConfig,
-    Qwen2Config,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
     SamConfig,
     SamMaskDecoderConfig,
     SamModel,
     SamPromptEncoderConfig,
     SamVisionConfig,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-    SmolVLMVisionConfig,
     TimmWrapperConfig,
     TimmWrapperForImageClassification,
+    UperNetConfig,
+    UperNetForSemanticSegmentation,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
     ViTConfig,
@@ -45,9 +40,8 @@ import tiny
 import vitrim
 from tiny_hosts.common import seeded
 from tiny_hosts.transformers_vit import GEOMETRY
+from tiny_vlms import SECOND, VISION, VLMS
 from vitrim.core.block import access
-
-VISION: dict[str, Any] = {key: value for key, value in GEOMETRY.items() if key != "num_labels"}
 
 
 class Container(NamedTuple):
@@ -99,104 +93,58 @@ class OpenClip(nn.Module):
         return self.visual.head(self.visual.trunk(images))  # type: ignore[operator]
 
 
-def dinov2_backbone() -> Dinov2Config:
+def backbone(reshape: bool = False) -> Dinov2Config:
     return Dinov2Config(
-        **VISION, mlp_ratio=2, out_features=["stage2", "stage4"], reshape_hidden_states=False, apply_layernorm=True
+        **VISION, mlp_ratio=2, out_indices=[1, 2, 3, 4], reshape_hidden_states=reshape, apply_layernorm=True
     )
 
 
 def depth_anything() -> nn.Module:
-    return DepthAnythingForDepthEstimation(
-        DepthAnythingConfig(
-            backbone_config=dinov2_backbone(),
-            patch_size=4,
-            reassemble_hidden_size=32,
-            neck_hidden_sizes=[8, 8],
-            fusion_hidden_size=8,
-            reassemble_factors=[1, 1],
-        )
-    )
+    config = DepthAnythingConfig(
+        backbone_config=backbone(), patch_size=4, neck_hidden_sizes=[8] * 4, head_hidden_size=8,
+        reassemble_hidden_size=32, reassemble_factors=[4, 2, 1, 0.5], fusion_hidden_size=8,
+    )  # fmt: skip
+    model = DepthAnythingForDepthEstimation(config)
+    model.head.conv3.bias.data.fill_(1.0)  # no depth is negative: random weights would give zeros
+    return model
 
 
 def dpt() -> nn.Module:
-    return DPTForDepthEstimation(
-        DPTConfig(
-            backbone_config=dinov2_backbone(),
-            is_hybrid=False,
-            patch_size=4,
-            hidden_size=32,
-            neck_hidden_sizes=[8, 8],
-            fusion_hidden_size=8,
-            reassemble_factors=[1, 1],
-            readout_type="ignore",
-            neck_ignore_stages=[],
-        )
-    )
+    config = DPTConfig(
+        backbone_config=backbone(), patch_size=4, is_hybrid=False, hidden_size=32, neck_hidden_sizes=[8] * 4,
+        reassemble_factors=[4, 2, 1, 1], fusion_hidden_size=8,
+    )  # fmt: skip
+    model = DPTForDepthEstimation(config)
+    [*model.head.modules()][-2].bias.data.fill_(1.0)  # as above
+    return model
 
 
-def llava() -> nn.Module:
-    text = LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0
-    )
-    return LlavaForConditionalGeneration(
-        LlavaConfig(vision_config=CLIPVisionConfig(**VISION), text_config=text, image_token_id=1, pad_token_id=0)
-    )
+def upernet() -> nn.Module:
+    config = UperNetConfig(
+        backbone_config=backbone(reshape=True), hidden_size=16, num_labels=5, use_auxiliary_head=False,
+        pool_scales=[1, 2],
+    )  # fmt: skip
+    return UperNetForSemanticSegmentation(config)
 
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
+def mask2former() -> nn.Module:
+    widths = dict.fromkeys(("feature_size", "mask_feature_size", "hidden_dim"), 32)
+    config = Mask2FormerConfig(
+        **widths, backbone_config=backbone(reshape=True), encoder_feedforward_dim=16, encoder_layers=1,
+        decoder_layers=2, num_attention_heads=2, dim_feedforward=16, num_queries=4, num_labels=5,
+    )  # fmt: skip
+    return Mask2FormerForUniversalSegmentation(config)
 
 
-def pixtral() -> nn.Module:
-    return LlavaForConditionalGeneration(
-        LlavaConfig(
-            vision_config=PixtralVisionConfig(**VISION),
-            text_config=LlamaConfig(**TEXT),
-            image_token_id=1,
-            vision_feature_layer=-1,
-            vision_feature_select_strategy="full",
-        )
-    )
+def beit() -> nn.Module:
+    config = BeitConfig(**GEOMETRY, use_relative_position_bias=True, out_indices=[1, 2, 3, 4], pool_scales=[1, 2])
+    return seeded(lambda: BeitForSemanticSegmentation(config))()
 
 
-def pixtral_run(model: Any) -> Tensor:
-    """The second image is smaller: a sequence of 36 and 24 patches."""
-    ids = torch.cat([torch.full((1, 60), 1), torch.full((1, 3), 5)], dim=1)
-    sizes = torch.tensor([[24, 24], [16, 24]])
-    return model(input_ids=ids, pixel_values=tiny.images(), image_sizes=sizes).logits
-
-
-def internvl() -> nn.Module:
-    vision = {**VISION, "image_size": [24, 24], "patch_size": [4, 4]}
-    return InternVLForConditionalGeneration(
-        InternVLConfig(vision_config=InternVLVisionConfig(**vision), text_config=Qwen2Config(**TEXT), image_token_id=1)
-    )
-
-
-def internvl_run(model: Any) -> Tensor:
-    ids = torch.cat([torch.full((2, 9), 1), torch.full((2, 3), 5)], dim=1)  # four patches are one token
-    return model(input_ids=ids, pixel_values=tiny.images()).logits
-
-
-def smolvlm() -> nn.Module:
-    vision = SmolVLMVisionConfig(**VISION)
-    return SmolVLMForConditionalGeneration(
-        SmolVLMConfig(
-            vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_id=1, scale_factor=2, pad_token_id=0
-        )
-    )
-
-
-def smolvlm_run(model: Any) -> Tensor:
-    ids = torch.cat([torch.full((2, 9), 1), torch.full((2, 3), 5)], dim=1)
-    return model(input_ids=ids, pixel_values=tiny.images()[:, None]).logits
+def smp_dpt() -> nn.Module:
+    models = pytest.importorskip("segmentation_models_pytorch")
+    model: nn.Module = models.DPT("tu-test_vit", encoder_weights=None, classes=5)
+    return model
 
 
 def sam() -> nn.Module:
@@ -221,9 +169,10 @@ def sam_run(model: Any) -> Tensor:
     return model(tiny.images(), input_points=torch.tensor([[[[5.0, 7.0]]], [[[9.0, 3.0]]]])).pred_masks
 
 
-def llava_run(model: Any) -> Tensor:
-    ids = torch.cat([torch.full((2, 36), 1), torch.full((2, 3), 5)], dim=1)
-    return model(input_ids=ids, pixel_values=tiny.images()).logits
+def of_language(name: str, part: str, tokens: int = 37 - 4 * 4) -> Container:
+    """A vision-language model, of a prompt with an image in each of two rows."""
+    given = VLMS[name].prompt([[7, 11], [13, 17]], [VLMS[name].tokens, SECOND.get(name, VLMS[name].tokens)])
+    return Container(VLMS[name].create, part, lambda model: model(**given).logits, tokens)
 
 
 def encoder_decoder() -> nn.Module:
@@ -256,15 +205,13 @@ CONTAINERS: dict[str, Container] = {
     "Adapted": Container(lambda: Adapted(tiny.HOSTS["hf_vit"]()), "model.base_model.model", plain),
     "OpenClip": Container(OpenClip, "model.visual.trunk", plain),
     "Sequential": Container(lambda: nn.Sequential(tiny.HOSTS["vit"](), nn.Linear(5, 2)), "model[0]", plain),
-    "DepthAnythingForDepthEstimation": Container(depth_anything, "model.backbone", depth),
-    "DPTForDepthEstimation": Container(dpt, "model.backbone", depth),
     "TimmWrapperForImageClassification": Container(
         timm_wrapper, "model.timm_model", lambda model: model(tiny.images()).logits
     ),
-    "LlavaForConditionalGeneration": Container(llava, "model.model.vision_tower", llava_run),
-    "Pixtral": Container(pixtral, "model.model.vision_tower", pixtral_run, 36 - 4 * 4),
-    "InternVLForConditionalGeneration": Container(internvl, "model.model.vision_tower", internvl_run),
-    "SmolVLMForConditionalGeneration": Container(smolvlm, "model.model.vision_model", smolvlm_run, 36 - 4 * 4),
+    "LLaVA": of_language("llava", "model.model.vision_tower"),
+    "Pixtral": of_language("pixtral", "model.model.vision_tower", 36 - 4 * 4),
+    "InternVL": of_language("internvl", "model.model.vision_tower"),
+    "SmolVLM": of_language("smolvlm", "model.model.vision_model", 36 - 4 * 4),
     "SamModel": Container(seeded(sam), "model.vision_encoder", sam_run, 4 * (36 - 4 * 4)),
     "VisionEncoderDecoderModel": Container(
         encoder_decoder,
@@ -274,28 +221,71 @@ CONTAINERS: dict[str, Container] = {
 }
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+DENSE = {
+    "BEiT": Container(beit, "model", lambda model: model(tiny.images()).logits),
+    "UperNet": Container(upernet, "model.backbone", lambda model: model(tiny.images()).logits),
+    "Mask2Former": Container(
+        mask2former,
+        "model.model.pixel_level_module.encoder",
+        lambda model: model(tiny.images()).masks_queries_logits,
+    ),
+    "DPT": Container(dpt, "model.backbone", depth),
+    "DepthAnything": Container(depth_anything, "model.backbone", depth),
+    "segmentation_models_pytorch": Container(
+        smp_dpt, "model.encoder.model", lambda model: model(tiny.images(size=160)), 101 - 6 * 4
+    ),
+}
+"""Those that make a map of the patches."""
+
+
+@pytest.mark.parametrize("name", [*CONTAINERS, *DENSE])
+@torch.no_grad()
 def test_a_container_is_reduced_at_the_one_host_in_it(name: str) -> None:
-    create, part, run, tokens = CONTAINERS[name]
+    create, part, run, tokens = {**CONTAINERS, **DENSE}[name]
     torch.manual_seed(0)
     model = create().eval()
+    if name in DENSE:
+        tiny.shaken(model)
     host = eval(part, {"model": model})
-    with torch.no_grad():
-        dense = run(model)
-        for given in (model, host):  # in whichever way it is named, the same is reduced
-            reduction = vitrim.reduce_(given, "tome:r=4")
-            reduced = run(model)
-            assert reduction.model is host
-            assert vitrim.get_reduction(model) is vitrim.get_reduction(host) is reduction
-            assert reduced.shape == dense.shape
-            assert torch.isfinite(reduced).all()
-            assert not torch.equal(reduced, dense)
-            assert reduction.state.num_tokens == tokens
-            vitrim.reduce_(model, "tome:r=4")  # once more, in place of the first
-            assert torch.equal(run(model), reduced)
-            vitrim.restore_(model)
-            vitrim.restore_(model)
-            assert torch.equal(run(model), dense)
+    dense = run(model)
+    vitrim.reduce_(model, "tome:r=0")
+    torch.testing.assert_close(run(model), dense, atol=1e-6, rtol=1e-6)
+    for given in (model, host):  # in whichever way it is named, the same is reduced
+        reduction = vitrim.reduce_(given, "tome:r=4")
+        reduced = run(model)
+        assert reduction.model is host
+        assert vitrim.get_reduction(model) is vitrim.get_reduction(host) is reduction
+        assert reduced.shape == dense.shape
+        assert torch.isfinite(reduced).all()
+        assert not torch.equal(reduced, dense)
+        assert reduction.state.num_tokens == tokens
+        vitrim.reduce_(model, "tome:r=4")  # once more, in place of the first
+        assert torch.equal(run(model), reduced)
+        vitrim.restore_(model)
+        vitrim.restore_(model)
+        assert torch.equal(run(model), dense)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", DENSE)
+@torch.no_grad()
+def test_what_a_pruned_patch_is_in_a_map_is_said_by_restore(name: str) -> None:
+    create, _, run, _ = DENSE[name]
+    torch.manual_seed(0)
+    model = tiny.shaken(create().eval())
+    maps = [run(vitrim.reduce_(model, method) and model) for method in ("none", "topk", "topk:restore=end")]
+    assert maps[0].shape == maps[1].shape == maps[2].shape
+    assert all(found.isfinite().all() for found in maps)
+    assert not any(torch.equal(*pair) for pair in combinations(maps, 2))
+
+
+@torch.no_grad()
+def test_every_feature_map_of_a_reduced_backbone_is_full() -> None:
+    model: Any = upernet().eval().backbone
+    vitrim.reduce_(model, "topk:restore=end")
+    maps = model(tiny.images()).feature_maps
+    assert [entry.shape for entry in maps] == [(2, 32, 6, 6)] * 4
+    assert all((entry.abs().sum(dim=1) > 0).all() for entry in maps)
 
 
 def test_a_reduction_of_a_container_is_saved_and_loaded(tmp_path: Path) -> None:

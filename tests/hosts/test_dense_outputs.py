@@ -36,10 +36,6 @@ NORMS = {"open_clip": "ln_post"}
 """The last norm, by the first word of a host; ``norm`` elsewhere."""
 
 
-def given(host: str) -> Tensor:
-    return tiny.INPUTS[host](2) if host in tiny.INPUTS else tiny.images()
-
-
 def pools_or_hands_out(host: str) -> bool:
     """Whether pruned patches stay away: a dense head gets them back."""
     model = CREATE[host]()
@@ -97,7 +93,7 @@ WITH_MAPS = [
 @pytest.mark.parametrize("host", WITH_MAPS)
 def test_normed_maps_have_zeros_where_patches_went_and_normed_tokens_elsewhere(host: str) -> None:
     model: Any = tiny.shaken(CREATE[host]().double())
-    images = given(host).double()
+    images = tiny.given(host).double()
     tokens, states = recorded(model, images)
     norm = getattr(model, "ln_post" if host.startswith("open_clip") else "norm")
     always = host.startswith("dino")  # their call norms unless told otherwise, and the re-created one always
@@ -121,7 +117,7 @@ HUGGING_FACE = [host for host in CREATE if host.startswith("hf_") and pools_or_h
 @pytest.mark.parametrize("host", HUGGING_FACE)
 def test_hidden_states_are_full_grids_beside_the_output_of_an_ordinary_call(host: str, method: str) -> None:
     model: Any = tiny.shaken(CREATE[host]().double())
-    images = given(host).double()
+    images = tiny.given(host).double()
     tokens, states = recorded(model, images, method)
     plain, out = run(model, images), run(model, images, output_hidden_states=True)
     close(out, plain)

@@ -36,10 +36,6 @@ every_pair = pytest.mark.parametrize(("host", "config"), cells())
 every_host = pytest.mark.parametrize("host", tiny.FURTHER)
 
 
-def given(host: str, batch: int = 2) -> Tensor:
-    return tiny.INPUTS[host](batch) if host in tiny.INPUTS else tiny.images(batch)
-
-
 def tensors(output: Any) -> list[Tensor]:
     """Every tensor in an output of any library, in order."""
     if isinstance(output, Tensor):
@@ -88,7 +84,7 @@ def reduce(model: nn.Module, config: vitrim.MethodConfig, **kwargs: Any) -> vitr
 @every_host
 def test_reducing_nothing_gives_what_the_library_gives(host: str) -> None:
     """Hidden states, maps and pooled outputs, to 1e-6 (in float64, as some libraries take their softmax in float32)."""
-    model, images = tiny.FURTHER[host]().double(), given(host).double()
+    model, images = tiny.FURTHER[host]().double(), tiny.given(host).double()
     for call in (run, with_hidden):
         dense = call(model, images)
         for method in ("none", "tome:r=0"):
@@ -102,7 +98,7 @@ def test_reducing_nothing_gives_what_the_library_gives(host: str) -> None:
 @every_pair
 def test_reduced_hosts_keep_the_contract(host: str, config: vitrim.MethodConfig) -> None:
     """Fewer tokens, full grids of hidden states, equal copies, gradients everywhere, and back bit for bit."""
-    model, images = tiny.FURTHER[host](), given(host)
+    model, images = tiny.FURTHER[host](), tiny.given(host)
     dense, keys = run(model, images), list(model.state_dict())
     reduction = reduce(model, config, record=True)
     out = run(model, images)
@@ -149,7 +145,7 @@ def check_gradients(model: nn.Module, host: str, images: Tensor) -> None:
 @pytest.mark.sampled(3)
 @every_host
 def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str) -> None:
-    model, images = tiny.FURTHER[host]().double(), given(host, 3).double()
+    model, images = tiny.FURTHER[host]().double(), tiny.given(host, 3).double()
     if host == "hf_vit_mae":
         pytest.skip("every image is shuffled in its own way")
     vitrim.reduce_(model, "tome:r=4")
@@ -195,7 +191,7 @@ def test_merging_equal_patches_changes_nothing(host: str) -> None:
     """Every other patch repeats its left neighbour: pooling, heads and attention weigh what is merged by its size."""
     model = without_positions(tiny.FURTHER[host]().double())
     side = 2 * ask(model).layout(model).patch_size[1]  # two patches
-    images = given(host).double().unflatten(-1, (-1, side))
+    images = tiny.given(host).double().unflatten(-1, (-1, side))
     images[..., side // 2 :] = images[..., : side // 2]
     images = images.flatten(-2)
     dense = run(model, images)
@@ -207,7 +203,7 @@ def test_merging_equal_patches_changes_nothing(host: str) -> None:
 @pytest.mark.sampled(5)
 @every_host
 def test_a_saved_reduction_is_found_again(host: str, tmp_path: Any) -> None:
-    model, images = tiny.FURTHER[host](), given(host)
+    model, images = tiny.FURTHER[host](), tiny.given(host)
     reduction = vitrim.reduce_(model, make_method("tome", r=4))
     reduction.save(tmp_path)
     twin = tiny.FURTHER[host]()

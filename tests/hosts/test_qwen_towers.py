@@ -86,7 +86,7 @@ def test_methods_reduce_whole_cells_or_are_refused(name: str, config: vitrim.Met
     if config.kind not in ("none",) and not reduction.states[-1].banking and config.name != "random":
         assert reduction.states[-1].num_tokens < 36
     assert all(torch.equal(*pair) for pair in zip(run(copy.deepcopy(model), given), out, strict=True))
-    if config.name != "random" and not config.batch_dependent:
+    if config.name != "random" and not config.traits.batch_dependent:
         single = run(model, (given[0][36:84], given[1][1:2]))
         torch.testing.assert_close(out[0][36:84], single[0], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(out[1][9:21], single[1], atol=1e-6, rtol=1e-6)

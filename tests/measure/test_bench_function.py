@@ -40,7 +40,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: np.full(3, float(len(name))) for name in runs}
 
     monkeypatch.setattr(timing, "time_interleaved", fake)
-    monkeypatch.setattr(timing.Eager, "peak_mib", lambda *_: 1.0)
+    monkeypatch.setattr(timing.Module, "peak_mib", lambda *_: 1.0)
 
 
 def model() -> nn.Module:

@@ -10,10 +10,10 @@ import torch
 import tiny
 import vitrim
 from vitrim.core.registry import host_of
+from vitrim.engines.macs import count_macs
 from vitrim.measure.contestants import ModelOutput, contestants
 from vitrim.measure.decisions import DecisionsProbe
 from vitrim.measure.inputs import open_images
-from vitrim.measure.macs import count_macs
 from vitrim.measure.probes import Agreement, MacsProbe, PairedLoss
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement

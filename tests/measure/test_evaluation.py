@@ -23,11 +23,11 @@ from tiny import GEOMETRY, HOSTS, images
 from vitrim.core.block import ReducedBlock
 from vitrim.core.registry import ask
 from vitrim.data import DataError, ImageDataset
+from vitrim.engines.macs import count_macs
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.measure import evaluation
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
-from vitrim.measure.macs import count_macs
 from vitrim.measure.records import Batch, Processes, Row
 from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
@@ -290,7 +290,7 @@ def test_reduced_models_share_one_copy_of_the_parameters():
     model = classifier()
     evaluation = started(model, METHODS)
     own = {id(parameter) for parameter in model.parameters()}
-    held = {id(p) for contestant in evaluation.models for p in contestant.forward.parameters()}
+    held = {id(p) for contestant in evaluation.models for p in contestant.model.parameters()}
     assert len(held) == len(own)
     assert not held & own
 
@@ -324,7 +324,7 @@ def test_a_method_that_fails_leaves_no_half_counted_batch(monkeypatch):
     def fail(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(evaluation.models[2].forward, "forward", fail)
+    monkeypatch.setattr(evaluation.models[2].model, "forward", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         evaluation.update(batch(data()[1], 1))
     assert evaluation.rows() == rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitrim.engines.macs import PARTS, Macs, Profile
 from vitrim.measure.evaluation_report import _table
-from vitrim.measure.macs import PARTS, Macs, Profile
 from vitrim.measure.profile import _table as profile_table
 from vitrim.measure.records import Row
 from vitrim.tasks import make_task

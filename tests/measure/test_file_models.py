@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,35 +9,18 @@ import pytest
 import timm
 import torch
 
+from made_files import PREPARED, file
+from vitrim.engines import Exported
 from vitrim.errors import VitrimError
-from vitrim.measure.in_files import FileModel, OnFile, check_alike
+from vitrim.measure.contestants import Contestant
+from vitrim.measure.in_files import check_alike
 from vitrim.measure.probes import MacsProbe, Tokens
 from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
 
-PREPARED = {"mean": [0.5, 0.25, 0.125], "std": [0.5, 0.6, 0.7], "interpolation": "bicubic", "crop_share": 0.9}
 
-
-@dataclass
-class InMemory:
-    """A file that gives zeros, and keeps what it was given."""
-
-    metadata: dict[str, Any]
-    shape: tuple[int | str, ...] = ("batch", 3, 16, 16)
-    batch: int | None = None
-    path: Path = Path("m.onnx")
-    engine: str = "onnxruntime"
-    precision: str = "fp32"
-    given: list[Any] = field(default_factory=list)
-
-    def run(self, images: Any) -> Any:
-        self.given.append(images)
-        return np.zeros((len(images), 3), np.float32)
-
-
-def told(**changed: Any) -> FileModel:
-    known = {"input": {"dtype": "float32"}, "output": {"name": "logits"}, "preprocessing": {**PREPARED, **changed}}
-    return FileModel(InMemory(known))
+def told(**changed: Any) -> Exported:
+    return file(lambda images: images, ("batch", 3, 16, 16), preprocessing={**PREPARED, **changed})
 
 
 def model(**options: Any) -> torch.nn.Module:
@@ -65,17 +46,19 @@ def test_bytes_are_those_that_were_read() -> None:
     from torchvision.transforms.v2.functional import normalize
 
     pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16).contiguous()
-    file = InMemory({"input": {"dtype": "uint8"}, "preprocessing": PREPARED}, ("batch", 16, 16, 3))
-    FileModel(file)(normalize(pixels / 255, PREPARED["mean"], PREPARED["std"]))
-    assert np.array_equal(file.given[-1], pixels.permute(0, 2, 3, 1).numpy())
+    own = file(lambda images: images, ("batch", 16, 16, 3), input={"dtype": "uint8"}, preprocessing=PREPARED)
+    given = own.given(normalize(pixels / 255, PREPARED["mean"], PREPARED["std"]))
+    assert given.dtype == np.uint8
+    assert np.array_equal(given, pixels.permute(0, 2, 3, 1).numpy())
 
 
 def test_tokens_and_macs_of_a_file_are_those_of_its_metadata() -> None:
     """Per image, over a batch of three and one of two."""
     gmacs = {"linear": 0.5, "attention": 0.25, "matching": 0.125, "norm": 0.0625}
-    known = {"input": {"dtype": "float32"}, "preprocessing": PREPARED, "tokens_per_block": [15, 13.5, 9], "gmacs": 9.0}
+    known = {"tokens_per_block": [15, 13.5, 9], "gmacs": 9.0, "gmacs_parts": gmacs}
+    own = file(lambda images: np.zeros((len(images), 3), np.float32), ("batch", 3, 16, 16), **known)
     task = make_task("classification", 3)
-    contestant = OnFile(FileModel(InMemory({**known, "gmacs_parts": gmacs})), task)
+    contestant = Contestant(own, task)
     measurement = Measurement([contestant], [MacsProbe(), Tokens()], task)
     measurement.follow([(torch.zeros(count, 3, 16, 16), torch.zeros(count, dtype=torch.int64)) for count in (2, 4)])
     (row,) = measurement.rows()

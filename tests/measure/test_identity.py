@@ -19,10 +19,10 @@ from torch.utils.data import TensorDataset
 
 import vitrim
 from vitrim.data import ImageDataset
+from vitrim.engines.machine import environment
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, ScoredModel, create_model
 from vitrim.measure.identity import first_difference, identity
-from vitrim.measure.machine import environment
 from vitrim.measure.task_data import open_task
 from vitrim.tasks import make_task
 from vitrim.tasks.options import Protocol

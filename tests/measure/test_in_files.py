@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from timm.data.transforms_factory import create_transform
 
 import vitrim
 from cli_runs import exit_code
+from made_files import file as in_memory
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import _file_entries
-from vitrim.measure.in_files import FileModel
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
@@ -204,44 +203,29 @@ def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDat
     assert beside["cosine"] == pytest.approx(reduced["cosine"], abs=1e-5)
     alone = vitrim.evaluate(file, None, data)  # resized as the metadata say, by Pillow and not by transformers
     assert alone.facts["embedding"] == "class token"
-    told = FileModel(file).pretrained_cfg
-    assert (told["interpolation"], told["crop_pct"], told["crop_mode"]) == ("bicubic", 28 / 32, "center")
+    told = file.preprocessing
+    assert (told.interpolation, told.crop_share, told.crop_mode) == ("bicubic", 28 / 32, "center")
     square = Image.open(io.BytesIO(photograph(0))).resize((48, 48))  # others are cropped up to a pixel beside
-    difference = vitrim.data.eval_transform(FileModel(file))(square) - transform(square)
+    difference = vitrim.data.eval_transform(file)(square) - transform(square)
     assert difference.abs().mean() < 0.02
 
 
-@dataclass
-class Made:
+def made(
+    name: str,
+    method: str = "none",
+    *,
+    precision: str = "fp32",
+    gmacs: float = 4.0,
+    dense_gmacs: float | None = 4.0,
+    weights: float = 1.0,
+    **known: Any,
+) -> vitrim.Exported:
     """A file that was not written: a linear classifier of the first three pixels."""
-
-    name: str
-    method: str = "none"
-    precision: str = "fp32"
-    gmacs: float = 4.0
-    dense_gmacs: float | None = 4.0
-    weights: float = 1.0
-    batch: None = None
-    engine: str = "onnxruntime"
-    shape: tuple[str | int, ...] = ("batch", 3, 32, 32)
-
-    @property
-    def path(self) -> Path:
-        return Path(self.name)
-
-    @property
-    def files(self) -> list[Path]:
-        return []
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        prepared = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_share": 1.0}
-        counted = {"gmacs": self.gmacs, "gmacs_parts": {"linear": self.gmacs}}
-        known = {"input": {"dtype": "float32"}, "method": self.method, **counted, "preprocessing": prepared}
-        return {**known, **({} if self.dense_gmacs is None else {"dense_gmacs": self.dense_gmacs})}
-
-    def run(self, images: Any) -> Any:
-        return images[:, 0, 0, :3] * [1.0, self.weights, 1.0]
+    counted = {"gmacs": gmacs, "gmacs_parts": {"linear": gmacs}}
+    prepared = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_share": 1.0}
+    known = {"method": method, "precision": precision, **counted, "preprocessing": prepared, **known}
+    known |= {} if dense_gmacs is None else {"dense_gmacs": dense_gmacs}
+    return in_memory(lambda images: images[:, 0, 0, :3] * [1.0, weights, 1.0], ("batch", 3, 32, 32), name, **known)
 
 
 COMPARED = {"agreement", "cosine", "loss", "loss_error", "kl"}
@@ -250,13 +234,13 @@ COMPARED = {"agreement", "cosine", "loss", "loss_error", "kl"}
 @pytest.mark.parametrize(
     ("file", "saved"),
     [
-        (Made("r.onnx", "tome:r=3", gmacs=1.0), 0.75),
-        (Made("i.onnx", precision="int8"), 0.0),  # other numbers than those of its model, which is in fp32
-        (Made("old.onnx", "tome:r=3", dense_gmacs=None), None),
+        (made("r.onnx", "tome:r=3", gmacs=1.0), 0.75),
+        (made("i.onnx", precision="int8"), 0.0),  # other numbers than those of its model, which is in fp32
+        (made("old.onnx", "tome:r=3", dense_gmacs=None), None),
     ],
 )
 def test_a_file_alone_tells_what_it_saves_and_not_what_it_changes(
-    file: Made, saved: float | None, data: ImageDataset
+    file: vitrim.Exported, saved: float | None, data: ImageDataset
 ) -> None:
     report = vitrim.evaluate(file, None, data)
     (row,) = report.rows
@@ -268,15 +252,15 @@ def test_a_file_alone_tells_what_it_saves_and_not_what_it_changes(
     assert table.column("MACs saved") == ["-" if saved is None else f"{100 * saved:.1f}"]
     assert "What a file changes is not known without its dense model" in report.notes[0]
     # beside a file that is reduced, too
-    rows = vitrim.evaluate(file, Made("s.onnx", "topk", gmacs=3.0), data).rows
+    rows = vitrim.evaluate(file, made("s.onnx", "topk", gmacs=3.0), data).rows
     assert [row["saved"] for row in rows] == [saved, 0.25]
     assert not COMPARED & (set(rows[0]) | set(rows[1]))
 
 
 def test_a_file_beside_its_dense_file_is_compared_with_it(data: ImageDataset) -> None:
-    dense, other = Made("d.onnx"), Made("r.onnx", "tome:r=3", gmacs=1.0, weights=-1.0)
+    dense, other = made("d.onnx"), made("r.onnx", "tome:r=3", gmacs=1.0, weights=-1.0)
     first, second = vitrim.evaluate(dense, other, data).rows
-    transform = vitrim.data.eval_transform(FileModel(dense))
+    transform = vitrim.data.eval_transform(dense)
     images = np.stack([transform(Image.open(io.BytesIO(png))).numpy() for png in map(photograph, range(13))])
     found, own = dense.run(images).argmax(1), other.run(images).argmax(1)
     assert (first["agreement"], second["agreement"]) == (1.0, (found == own).mean())
@@ -286,11 +270,8 @@ def test_a_file_beside_its_dense_file_is_compared_with_it(data: ImageDataset) ->
 
 
 def test_neighbours_of_files_without_their_dense_model_are_left_out(data: ImageDataset) -> None:
-    tower = Made("t.onnx", "tome:r=3", gmacs=1.0)
-    known = {**tower.metadata, "output": {"name": "features"}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Made, "metadata", property(lambda self: known))
-        report = vitrim.evaluate(tower, None, data)
+    tower = made("t.onnx", "tome:r=3", gmacs=1.0, output={"name": "features"})
+    report = vitrim.evaluate(tower, None, data)
     (row,) = report.rows
     assert {"recall1", "knn", "recall5", "saved"} <= set(row)
     assert not {"neighbours", "recall1_dense", *COMPARED} & set(row)
@@ -312,7 +293,7 @@ def test_what_a_file_saves_is_what_its_tokens_do(model: Any, file: vitrim.Export
 
 def test_a_files_promise_is_over_the_baseline() -> None:
     """A dense file beside a reduced one, which is the baseline, promises to be slower."""
-    baseline, dense = (FileModel(one) for one in (Made("r.onnx", "tome:r=3", gmacs=1.0), Made("d.onnx")))
+    baseline, dense = made("r.onnx", "tome:r=3", gmacs=1.0), made("d.onnx")
     assert [one.promised for one in _file_entries({"d.onnx": dense}, baseline)] == [0.25]
     assert [one.promised for one in _file_entries({"r.onnx": baseline}, torch.nn.Linear(1, 1))] == [4.0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduced
 from vitrim.core.registry import parse_method
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
-from vitrim.engines.engine import Eager, Engine, FileEngine, Run, engines_named
+from vitrim.engines.engine import Eager, Engine, FileEngine, engines_named
 from vitrim.engines.formats import formats
+from vitrim.engines.runnable import Module, Runnable
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import create_model
 from vitrim.measure import bench as timing
@@ -33,7 +34,6 @@ from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import as_batches
 from vitrim.measure.run import Measurement
-from vitrim.measure.scoring import OnEngine
 from vitrim.tasks import make_task
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
@@ -59,7 +59,7 @@ class Rounding(Engine):
     def check(self, device: torch.device) -> None:
         pass
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Runnable:
         self.seen.append([] if calibration is None else [round(each) for each in calibration[:, 0, 0, 0].tolist()])
         step = {"fp32": 0.0, "bf16": 0.25, "int8": 2.0}[self.precision]
 
@@ -67,10 +67,7 @@ class Rounding(Engine):
             assert len(given) == len(images)
             return model((given / step).round() * step if step else given)
 
-        return run
-
-    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        return None
+        return Module(model, self.label, self.precision, len(images), run)
 
 
 class Grey:
@@ -252,7 +249,7 @@ class Single(Rounding):
     """Rounding, that runs methods which follow the image on single images alone, as the engines of files do."""
 
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
-        return "for single images" if config.single_images and batch > 1 else None
+        return "for single images" if config.traits.single_images and batch > 1 else None
 
 
 @pytest.mark.slow
@@ -387,8 +384,8 @@ def test_paired_loss_against_plain_numpy(labels: bool) -> None:
     host, task = model(), make_task("classification", 2)
     images = torch.randn(23, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     targets = torch.arange(23) % 2
-    runs: Sequence[Run] = [lambda given: host(given), lambda given: host((given / 2).round() * 2)]
-    models = [Contestant(host, task), *(OnEngine(host, task, None, Rounding(), run, 4) for run in runs)]
+    runs = [None, lambda given: host((given / 2).round() * 2)]
+    models = [Contestant(host, task), *(Contestant(Module(host, batch=4, call=run), task) for run in runs)]
     measurement = Measurement(models, [PairedLoss(task, labels=labels)], task)
     data = [(images[start : start + 4], targets[start : start + 4]) for start in range(0, 23, 4)]
     measurement.follow(as_batches(data))

@@ -21,13 +21,13 @@ from torchmetrics import Metric
 
 import vitrim
 from vitrim.data import DataError
+from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError
 from vitrim.measure import run as run_file
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import Decisions, DecisionsProbe, file_name, save_decisions
 from vitrim.measure.evaluation import evaluate, standard_probes
 from vitrim.measure.identity import digest_of
-from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, joined
 from vitrim.measure.records import Batch, Processes, Row, as_batches, read
 from vitrim.measure.run import Measurement, Partial, run

@@ -14,9 +14,11 @@ from torch import Tensor
 import tiny
 import vitrim
 from vitrim.core.registry import parse_method
+from vitrim.measure.compare import on_engine
 from vitrim.measure.comparison import dominates
-from vitrim.measure.records import as_batches
-from vitrim.measure.scoring import score_on_engines
+from vitrim.measure.contestants import Contestant
+from vitrim.measure.probes import PairedLoss
+from vitrim.measure.run import Measurement
 from vitrim.measure.speed_report import ms_per_image
 from vitrim.tasks import make_task
 
@@ -34,14 +36,15 @@ def data() -> tuple[Tensor, Tensor]:
     return tiny.images(10), torch.arange(10) % 5
 
 
-def scored(methods: list[str], engines: list[Any], **how: Any) -> list[Any]:
+def scored(methods: list[str], engine: Any, folder: Path, **how: Any) -> list[Any]:
+    """Rows of the dense model in fp32, and of methods on an engine."""
     images, labels = data()
-    configs = {text: parse_method(text) for text in methods}
-
-    def batches() -> Any:
-        return as_batches(zip(images.split(4), labels.split(4), strict=True))
-
-    return score_on_engines(model(), configs, engines, batches, make_task("classification", 5), **how)
+    task, given = make_task("classification", 5), {**how, "folder": folder}
+    configs = [parse_method(text) for text in methods]
+    on = [on_engine(model(), config, engine, task, images[:4], **given) for config in configs]
+    measurement = Measurement([Contestant(model(), task), *on], [PairedLoss(task, labels=True)], task)
+    measurement.follow(zip(images.split(4), labels.split(4), strict=True))
+    return measurement.rows()
 
 
 def kl(found: Tensor, dense: Tensor) -> Any:
@@ -59,15 +62,15 @@ def test_a_learned_method_is_scored_with_what_it_has_learned(tmp_path: Path) -> 
         dense = model()(images)
         expected = trained((images / 2.0).round() * 2.0)
     torch.manual_seed(1)
-    rows = {row.method: row for row, _ in scored([LEARNED, "tome:r=2"], [Rounding("int8")], learned=tmp_path)}
+    rows = {row.method: row for row in scored([LEARNED], Rounding("int8"), tmp_path, learned=tmp_path)}
     assert rows[parse_method(LEARNED).describe()]["kl"] == kl(expected, dense)
     torch.manual_seed(1)
-    (_, (other, _)) = scored([LEARNED], [Rounding("int8")])
+    (_, other) = scored([LEARNED], Rounding("int8"), tmp_path)
     assert other["kl"] != kl(expected, dense)  # random parameters do show
 
 
 def test_int8_is_calibrated_on_the_images_for_that_and_a_method_of_single_images_runs_on_those(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     images, _ = data()
     chosen = images[::3]
@@ -81,8 +84,8 @@ def test_int8_is_calibrated_on_the_images_for_that_and_a_method_of_single_images
 
     monkeypatch.setattr(engine, "prepare", watched)
     method = "atm:alpha=0.9,beta=0.2,theta_min=0.1"
-    rows = [row for row, _ in scored([method], [engine], calibration=chosen)]
-    assert [size for size, _ in given] == [4, 1]
+    rows = scored([method], engine, tmp_path, calibration=chosen)
+    assert [size for size, _ in given] == [1]
     for _, calibration in given:
         assert torch.equal(calibration, chosen)
     reduced = model()

@@ -9,8 +9,8 @@ import torch
 from test_selected_prefill import Ticking
 
 from tiny_vlms import VLMS
+from vitrim.engines.prefill import Prefill
 from vitrim.measure import stopwatch
-from vitrim.measure.prefill import Prefill
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])

@@ -134,18 +134,6 @@ def test_published_blocks_and_those_of_other_depths() -> None:
     assert vitrim.ALGM().stages(2) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "host", "message"),
-    [
-        ({"global_block": 4}, {}, "blocks 0 and 4 must be two, in order, of the 4 blocks"),
-        ({}, {"depth": 1}, "blocks 0 and 0 must be two"),
-    ],
-)
-def test_blocks_that_do_not_exist_are_refused(options, host, message) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message):
-        vitrim.reduce_(tiny.vit(**host)(), vitrim.ALGM(**options))
-
-
 def test_the_last_row_and_column_of_an_odd_grid_are_in_no_window() -> None:
     model = tiny.vit(img_size=(20, 12))()
     reduction = vitrim.reduce_(model, vitrim.ALGM(threshold=-1.0), record=True)
@@ -153,8 +141,3 @@ def test_the_last_row_and_column_of_an_odd_grid_are_in_no_window() -> None:
         model(tiny.images(size=20)[:, :, :, :12])
     size = reduction.states[1].size[0, 1:]  # 5 x 3 patches: two windows, then what is left of every row
     assert size.tolist() == [4.0, 1.0, 1.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-
-
-def test_blocks_in_the_wrong_order_are_refused() -> None:
-    with pytest.raises(vitrim.VitrimError, match="global_block must be behind local_block"):
-        vitrim.ALGM(local_block=3, global_block=3)

@@ -139,19 +139,6 @@ def test_the_prefix_counts_as_released() -> None:
     assert vitrim.ATC(r=[8, 3], prefix_counts=True).counts(64, 4, num_prefix=0) == [56, 53, 53, 53]
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("atc:r=3,keep_rate=0.5", "give either r, which is for every block, or keep_rate with blocks and rule"),
-        ("atc:r=3,blocks=[1]", "give either r, which is for every block, or keep_rate with blocks and rule"),
-        ("atc:prefix_counts=true", "prefix_counts goes with r"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(method: str, message: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message):
-        vitrim.parse_method(method)
-
-
 def test_only_single_linkage_has_a_fixed_graph() -> None:
     assert vitrim.ATC(linkage="single").obstacle() is None
     for linkage in ("average", "complete"):

@@ -27,27 +27,6 @@ def test_thresholds_of_the_paper() -> None:
     assert second[-1] == pytest.approx(1 - (math.exp(0.015 * 11) - 1))
 
 
-@given(
-    sizes=st.tuples(st.integers(1, 200), st.integers(1, 200)),
-    angle=st.floats(0.01, math.pi - 0.01),
-)
-def test_theorem_1_bounds_the_merging_error(sizes: tuple[int, int], angle: float) -> None:
-    """1 <= error / (n_i n_j / (n_i + n_j) delta) <= 2, and the closed form of the error."""
-    n_i, n_j = sizes
-    a = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    b = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
-    merged = (n_i * a + n_j * b) / (n_i + n_j)
-    delta = 1 - float(a @ b)
-    norm = float(merged.norm())
-    if norm < 1e-6:  # opposite tokens of equal size cancel: the mean has no direction
-        return
-    error = n_i * (1 - float(a @ merged) / norm) + n_j * (1 - float(b @ merged) / norm)
-    total = n_i + n_j
-    assert error == pytest.approx(total - math.sqrt(total**2 - 2 * n_i * n_j * delta), rel=1e-6, abs=1e-9)
-    unit = n_i * n_j / total * delta
-    assert unit * (1 - 1e-6) <= error <= 2 * unit * (1 + 1e-6)
-
-
 def keys_of(model: torch.nn.Module, depth: int, images: Tensor) -> list[Tensor]:
     """Mean keys (B, N, d) that block ``depth`` compares, caught on the way."""
     caught: list[Tensor] = []
@@ -230,14 +209,12 @@ def test_late_layers_never_merge_two_of_the_larger_half() -> None:
         assert after.size[0, 1:].max() <= size[-1] + size[:half].sum()
 
 
-def test_host_that_reads_patches_refuses_the_class_token_shortcut_and_auto_does_without() -> None:
+def test_the_last_layer_of_a_host_that_reads_patches_merges_too() -> None:
     model = tiny.HOSTS["avg_fc_norm"]()
-    with pytest.raises(vitrim.UnsupportedModelError, match="head reads its patch tokens"):
-        vitrim.reduce_(model, vitrim.ATM(last_block="class_token"))
     reduction = vitrim.reduce_(model, vitrim.ATM(**LOW), record=True)
     with torch.no_grad():
         model(tiny.images())
-    assert reduction.tokens_per_block[-1] < reduction.tokens_per_block[-2]  # merges in the last layer too
+    assert reduction.tokens_per_block[-1] < reduction.tokens_per_block[-2]
 
 
 def test_thresholds_may_change_between_forwards() -> None:

@@ -138,30 +138,6 @@ def test_padding_to_the_bound_changes_no_prediction(variant: str) -> None:
     assert width == 25
 
 
-@pytest.mark.slow  # `test_parity.py` exports it for any batch, and compares the ONNX file of that
-def test_export_pads_to_the_bound() -> None:
-    config = ATS(keep_rate=0.7)
-    model = tiny.traceable("vit", config)
-    vitrim.reduce_(model, config)
-    batch = torch.export.Dim("batch", min=2, max=64)
-    with torch.no_grad():
-        program = torch.export.export(model, (tiny.images(3),), dynamic_shapes=({0: batch},), strict=False).module()
-        for count in (2, 5):
-            images = tiny.images(count, seed=count)
-            torch.testing.assert_close(program(images), model(images), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.slow  # `core/test_contract.py` compiles; `test_block_on_meta.py` refuses what reads a value
-def test_compile_fullgraph() -> None:
-    config = ATS(keep_rate=0.7)
-    model = tiny.traceable("vit", config)
-    vitrim.reduce_(model, config)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(tiny.images()), model(tiny.images()), atol=1e-5, rtol=1e-5)
-
-
 def test_nearest_takes_the_first_of_equal_entries_and_the_lower_at_equal_distance() -> None:
     cdf = torch.tensor([[0.0, 0.25, 0.25, 0.25, 0.75, 1.0]])
     height = torch.tensor([[0.25, 0.3, 0.5, 0.7, 0.9, 1.0, 2.0]])
@@ -193,24 +169,6 @@ def test_significance_over_heads() -> None:
     attention = vitrim.Attention(q=v, k=v, v=v, scale=1.0)
     torch.testing.assert_close(significance(row, attention, per_head=False), torch.tensor([[0.75 * 5, 1.25 * 2]]))
     torch.testing.assert_close(significance(row, attention, per_head=True), torch.tensor([[0.5 * 3 + 0.25 * 4, 1.5]]))
-
-
-def test_refused_where_the_head_pools_patches() -> None:
-    for host in ("avg_fc_norm", "no_pool"):
-        with pytest.raises(vitrim.UnsupportedModelError, match="averages patches"):
-            vitrim.reduce_(tiny.HOSTS[host](), ATS())
-    with pytest.raises(vitrim.UnsupportedModelError, match="class token"):
-        vitrim.reduce_(tiny.HOSTS["no_class_token_avg"](), ATS())
-
-
-def test_keep_rate_changes_at_run_time() -> None:
-    model = tiny.HOSTS["vit"]()
-    reduction = vitrim.reduce_(model, ATS(padding="bound"))
-    with torch.no_grad():
-        for rate, count in ((0.5, 18), (0.25, 9)):
-            reduction.set(keep_rate=rate)
-            model(tiny.images())
-            assert reduction.state.num_patches == count
 
 
 def test_published_padding_is_a_zero_token_in_blocks_that_do_not_sample() -> None:
@@ -275,8 +233,6 @@ def test_one_height_too_many_is_one_more_token_at_most(padding: str) -> None:
         after = reducer(q[0], attention, state).advance(q[0], state)
         assert after.num_patches == count
         assert after.mask is None or after.mask.all()
-    with pytest.raises(vitrim.VitrimError, match="float32_heights goes with variant=study"):
-        ATS(float32_heights=True)
 
 
 def kept(state: vitrim.TokenState) -> list[set[int]]:

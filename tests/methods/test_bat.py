@@ -11,7 +11,6 @@ import vitrim
 from vitrim.core.attention import Attention
 from vitrim.core.matching import density_peaks, distances, nearest_centre, separations
 from vitrim.core.plan import Layer
-from vitrim.core.registry import make_method
 from vitrim.methods.bat import log_densities, match_attentive
 
 
@@ -97,11 +96,3 @@ def test_every_number_of_patches(patches: int) -> None:
     assert state.size.sum(1).tolist() == [patches + 1] * 2
     expanded = state.size.gather(1, state.source)
     assert torch.equal((1 / expanded).sum(1).round().long(), torch.full((2,), count + 1))
-
-
-def test_invalid_options_are_refused_in_one_line() -> None:
-    with pytest.raises(vitrim.VitrimError, match="clusters=0") as caught:
-        make_method("bat", clusters=0)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(vitrim.UnsupportedModelError, match="use score=column_mean"):
-        vitrim.reduce_(tiny.HOSTS["no_class_token_avg"](), vitrim.BAT())

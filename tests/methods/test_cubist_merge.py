@@ -134,24 +134,6 @@ def test_a_rectangular_image() -> None:
     assert reduction.state.num_patches == 7
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("cubist_merge:columns=2", "columns goes with rows"),
-        ("cubist_merge:rows=2,keep_rate=0.5", "give either keep_rate, or rows and columns"),
-        ("cubist_merge:align=8", "align=8 rounds fixed counts of tokens, and this method has none to round"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(method: str, message: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message):
-        vitrim.parse_method(method)
-
-
-def test_a_block_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(vitrim.VitrimError, match=r"blocks \[4\] do not exist"):
-        vitrim.reduce_(tiny.HOSTS["vit"](), "cubist_merge:block=4")
-
-
 def test_lines_in_half_precision_are_shortened_as_those_of_float32() -> None:
     x = torch.randn(40, 9, 16).bfloat16()
     half, full = shortened(x, 2), shortened(x.float(), 2)
@@ -163,11 +145,3 @@ def test_odd_sides_keep_the_larger_half() -> None:
     """A line of 13 has six tokens that may go."""
     assert SmallerGrid(0.25).sides((15, 13)) == (8, 7)
     assert SmallerGrid(1.0, (9, 9)).sides((15, 13)) == (8, 7)
-
-
-def test_half_precision_decides_in_float32() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(64, 128, 8).bfloat16()
-    half, whole = shortened(x, 32), shortened(x.float(), 32)
-    assert torch.equal(half.kept, whole.kept)
-    assert torch.equal(half.target, whole.target)

@@ -11,8 +11,7 @@ import tiny
 import vitrim
 from vitrim.core.attention import Attention
 from vitrim.core.plan import Layer
-from vitrim.core.registry import make_method
-from vitrim.measure.macs import count_macs
+from vitrim.engines.macs import count_macs
 from vitrim.methods.diffrate import KeptShare, learned
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import found
@@ -70,32 +69,6 @@ def test_amounts() -> None:
     with torch.no_grad():
         model(tiny.images())
     assert reduction.state.num_tokens == 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"r": -1}, "at least 0"),
-        ({"r": 4, "merge_kept": [5, 4]}, "either prune_kept and merge_kept, or r"),
-        ({"prune_kept": [5, 4], "merge_kept": [5]}, "prune_kept has 2 values but merge_kept has 1"),
-        ({"prune_kept": [5, 4], "merge_kept": [5, 5]}, "must not be larger than prune_kept"),
-        ({"merge_kept": [5, 1]}, "smallest value is 2"),
-        ({"learn": True, "merge_kept": [5]}, "give neither prune_kept, merge_kept nor r"),
-        ({"learn": True, "r": 8}, "give neither prune_kept, merge_kept nor r"),
-        ({"learn": True, "last_block": "auto"}, "needs last_block=full"),
-    ],
-)
-def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message) as caught:
-        make_method("diffrate", **options)
-    assert "\n" not in str(caught.value)
-
-
-def test_models_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(vitrim.VitrimError, match="2 amounts but the model has 4 blocks"):
-        vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.DiffRate(merge_kept=(9, 8)))
-    with pytest.raises(vitrim.UnsupportedModelError, match="weigh wrongly"):
-        vitrim.reduce_(tiny.HOSTS["avg_fc_norm"](), vitrim.DiffRate())
 
 
 # ---- learning the amounts --------------------------------------------------------------------------------------------
@@ -265,29 +238,6 @@ def test_with_given_amounts_a_step_learns_the_task_alone() -> None:
     torch.testing.assert_close(losses["total"], torch.nn.functional.cross_entropy(model(step.images), targets))
     with pytest.raises(vitrim.VitrimError, match="target_gmacs is what learn=true aims at"):
         losses_of(step, target_gmacs=1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("by_share", [False, True])
-def test_amounts_learn_to_meet_the_target(by_share: bool) -> None:
-    model, reduction = learning()
-    model.requires_grad_(False)
-    own = [p for name, p in model.named_parameters() if ".reducer." in name]
-    optimizer = torch.optim.Adam([p.requires_grad_() for p in own], lr=0.3)
-    images, targets = tiny.images(), torch.tensor([1, 2])
-    target = 0.65 * block_macs([(torch.tensor(36.0),) * 2] * 4, 36, 1, 32).item() / 1e9
-    aim = {"target_macs": 0.65} if by_share else {"target_gmacs": target, "weight": 1e9}
-    for _ in range(30):
-        losses = objective(reduction, model(images), targets, **aim)
-        optimizer.zero_grad()
-        losses["total"].backward()
-        optimizer.step()
-    assert losses["gmacs"].item() == pytest.approx(target, rel=0.08)
-    config = learned(reduction)
-    assert config.prune_kept[-1] < 30
-    assert found(reduction) == config
-    model.requires_grad_(True)
 
 
 def test_the_classification_loss_holds_on_to_patches_it_needs() -> None:

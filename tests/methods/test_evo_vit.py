@@ -14,7 +14,6 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.core.registry import make_method
 from vitrim.core.scoring import patch_score
 from vitrim.methods.evo_vit import IMPORTANCE
 from vitrim.tasks.step import Step
@@ -234,18 +233,3 @@ def test_layer_wise_and_stage_wise_can_take_turns() -> None:
     assert reduction.tokens_per_block == [37, 10, 10, 37]
     assert not torch.equal(layer_wise, stage_wise)
     assert vitrim.EvoViT(rule="ceil_current", keep_rate=0.7).counts(10, 6) == [10, 10, 7, 7, 7, 10]
-
-
-@pytest.mark.parametrize(
-    ("host", "options", "message"),
-    [
-        ("vit", {"blocks": [0, 2]}, "block 0 cannot be one"),
-        ("vit", {"keep_rate": 0.0}, "above 0"),
-        ("headless", {"class_head": True}, "needs a model with a class token and a classifier"),
-        ("no_class_token_avg", {}, "use score=column_mean"),
-    ],
-)
-def test_refusals_are_one_line(host: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message) as caught:
-        vitrim.reduce_(tiny.HOSTS[host](), make_method("evo_vit", **options))
-    assert "\n" not in str(caught.value)

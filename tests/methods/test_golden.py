@@ -25,7 +25,7 @@ def scores(model: torch.nn.Module, blocks: Any) -> dict[int, Tensor]:
     return learned.caught(model, blocks, lambda m, x, attention, state: patch_score(attention, state, "class_token"))
 
 
-# ---- plain models and ToMe -------------------------------------------------------------------------------------------
+# ---- plain models and merging ----------------------------------------------------------------------------------------
 
 
 @golden.cases(["merging/vit_plain", "haurum/deit_p64_r100"])
@@ -42,18 +42,25 @@ def test_plain(ref: golden.Reference) -> None:
         ("merging/tome_r40clamp_prop", vitrim.ToMe(r=40)),
         ("merging/tome_r8_dec_prop", vitrim.ToMe(r=8, inflect=-1.0)),
         ("merging/tome_r8_inc_noprop", vitrim.ToMe(r=8, inflect=1.0, proportional=False)),
+        ("merging/tofu_ratio09", vitrim.ToFu(keep_rate=0.9, norm_of="destination")),
+        ("merging/pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
+        # the ToMe baseline of PiToMe's repository is ToMe with a rate in every block
+        (
+            "merging/pitome_tome_ratio09",
+            vitrim.ToMe(keep_rate=0.9, blocks=tuple(range(6)), rule="ceil_current", proportional=False),
+        ),
     ],
     "config",
 )
-def test_tome(ref: golden.Reference, config: vitrim.ToMe) -> None:
+def test_merging(ref: golden.Reference, config: vitrim.MethodConfig) -> None:
     learned.check_dense(ref)
     model = golden.vit(ref)
     learned.check_outputs(ref, model, reduce_quietly(model, config))
     learned.check_float32(ref, model)
 
 
-def reduce_quietly(model: torch.nn.Module, config: vitrim.ToMe) -> vitrim.Reduction:
-    if config.r == 40:  # this file asks for more than there is, on purpose
+def reduce_quietly(model: torch.nn.Module, config: vitrim.MethodConfig) -> vitrim.Reduction:
+    if config == vitrim.ToMe(r=40):  # this file asks for more than there is, on purpose
         with pytest.warns(vitrim.ReductionWarning, match=r"the blocks remove \[32, 16, 8, 4, 2, 1\], 63 in all"):
             return vitrim.reduce_(model, config, record=True)
     return vitrim.reduce_(model, config, record=True)

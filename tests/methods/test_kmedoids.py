@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import golden_learned as learned
@@ -94,11 +93,6 @@ def test_equal_weight_needs_no_attention_map_and_may_start_at_block_0() -> None:
     assert all(state.carry == {} for state in reduction.states)
 
 
-def test_block_0_is_refused_with_attention_weights() -> None:
-    with pytest.raises(vitrim.VitrimError, match="blocks start at 1"):
-        vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.KMedoids(blocks=(0, 2)))
-
-
 def test_first_medoids_of_equal_weight_by_plain_lines() -> None:
     torch.manual_seed(4)
     points = torch.randn(3, 20, 2).double()
@@ -128,8 +122,6 @@ def test_published_start_in_a_model() -> None:
         assert reduction.tokens_per_block == [19, 19, 10, 10]
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
-    with pytest.raises(vitrim.VitrimError, match="start=random goes with equal_weight=true"):
-        vitrim.KMedoids(start="random")
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -33,12 +32,6 @@ def file(tmp_path: Path) -> Path:
     return Path(shutil.copy(EXAMPLE, tmp_path / "mine.py"))
 
 
-def test_the_example_is_short_and_imports_vitrim_alone() -> None:
-    text = EXAMPLE.read_text().partition("if __name__")[0]
-    assert len(EXAMPLE.read_text().splitlines()) <= 30
-    assert re.findall(r"^(?:import|from) .*", text, flags=re.MULTILINE) == ["import vitrim"]
-
-
 def test_the_longest_patches_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: those whose tokens, as they enter block 1, have the largest norms."""
     monkeypatch.syspath_prepend(file.parent)
@@ -61,15 +54,6 @@ def test_the_command_line_takes_it(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert exit_code(monkeypatch, "profile", "test_vit", "-m", "longest:keep_rate=0.5", "--json", "found.json") == 0
     assert "longest:keep_rate=0.5" in (file.parent / "found.json").read_text()
     json.loads((file.parent / "found.json").read_text())
-
-
-def test_a_name_is_registered_once_and_nothing_is_left_of_a_second() -> None:
-    class Other(vitrim.StagedConfig):
-        name = "tome"
-
-    with pytest.raises(vitrim.VitrimError, match="method 'tome' is registered twice"):
-        vitrim.register(Other)(vitrim.ScorerReducer)
-    assert Other not in registry._REDUCERS
 
 
 def test_a_method_of_ones_own_may_have_a_frozen_form() -> None:

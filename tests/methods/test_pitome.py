@@ -6,30 +6,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import golden_learned as learned
-import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import MAP_BYTES, Attention
 from vitrim.core.plan import Layer
-from vitrim.measure.memory import peak_memory_mib
-
-CASES: list[tuple[str, vitrim.MethodConfig]] = [
-    ("merging/pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
-    # the ToMe baseline of PiToMe's repository is ToMe with a rate in every block
-    (
-        "merging/pitome_tome_ratio09",
-        vitrim.ToMe(keep_rate=0.9, blocks=tuple(range(6)), rule="ceil_current", proportional=False),
-    ),
-]
-
-
-@golden.cases(CASES, "config")
-def test_matches_reference(ref: golden.Reference, config: vitrim.MethodConfig) -> None:
-    learned.check_dense(ref)
-    model = golden.vit(ref)
-    learned.check_outputs(ref, model, vitrim.reduce_(model, config, record=True))
-    learned.check_float32(ref, model)
+from vitrim.engines.memory import peak_memory_mib
 
 
 def reducer(depth: int, num_layers: int = 5, **options: Any) -> vitrim.Reducer:
@@ -82,19 +63,3 @@ def test_tokens_without_look_alikes_are_protected() -> None:
     kept = {int(position): float(size) for position, size in zip(after.position[0], after.size[0], strict=True)}
     assert kept[2] == kept[5] == kept[0] == 1.0  # both singles and the class token
     assert sum(kept.values()) == 9.0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep_rate": 1.5}, "at most 1"),
-        ({"margin": 2.0}, "at most 1"),
-        ({"protect": "never"}, "'late', 'early' or 'always'"),
-    ],
-)
-def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    from vitrim.core.registry import make_method
-
-    with pytest.raises(vitrim.VitrimError, match=message) as caught:
-        make_method("pitome", **options)
-    assert "\n" not in str(caught.value)

@@ -104,8 +104,6 @@ def test_spread_is_the_threshold_for_any_number_of_patches() -> None:
     config = vitrim.PPT(spread=2.69)
     assert config.least_variance(196) == pytest.approx(7e-5, rel=1e-3)
     assert config.least_variance(49) == 16 * config.least_variance(196)
-    with pytest.raises(vitrim.VitrimError, match="give either threshold or spread"):
-        vitrim.PPT(spread=2.0, threshold=1e-4)
 
 
 def test_plain_means_go_with_plain_attention() -> None:

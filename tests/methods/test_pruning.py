@@ -77,14 +77,6 @@ def test_topk_keeps_the_highest_class_attention() -> None:
     assert torch.equal(reduction.states[1].position[:, 1:], expected)
 
 
-def test_scores_without_a_class_token_are_refused_with_the_substitute_named() -> None:
-    model = tiny.HOSTS["no_class_token_avg"]()
-    with pytest.raises(vitrim.UnsupportedModelError, match="has none; use score=column_mean"):
-        vitrim.reduce_(model, vitrim.TopK())
-    vitrim.reduce_(model, vitrim.TopK(score="column_mean"))
-    assert model(tiny.images()).shape == (2, 5)
-
-
 def test_evit_fused_token_is_the_weighted_sum_and_accounts_for_all() -> None:
     model = tiny.HOSTS["vit"]().double()
     reduction = vitrim.reduce_(model, vitrim.EViT(keep_rate=0.5, blocks=(0,)), record=True)

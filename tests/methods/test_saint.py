@@ -144,10 +144,6 @@ def test_a_list_acts_from_the_first_block_on_and_a_threshold_of_1_drops_nothing(
     counts = reduction.tokens_per_block
     assert counts[0] == 37
     assert counts[1] < 37
-    with pytest.raises(vitrim.VitrimError, match="saint: threshold has 2 values for 1 blocks"):
-        vitrim.reduce_(tiny.HOSTS["vit"](), "saint:threshold=[0.5,0.6],blocks=[1]")
-    with pytest.raises(vitrim.VitrimError, match="variant is about numbers that depend on the images"):
-        vitrim.SAINT(r=[2], variant="published")
 
 
 def test_the_largest_weight_still_orders_what_resembles_all() -> None:

@@ -49,17 +49,6 @@ def test_operator_matches_reference(ref: golden.Reference, case: str, r: int, nu
     ref.check(f"{case}/merged_mean_unweighted", hard.pool(x, torch.ones_like(size)))
 
 
-def test_proportional_attention_equals_duplicated_tokens() -> None:
-    """A token of size s weighs as much as s copies of it: logits of a merged sequence equal those with duplicates."""
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
-    size = torch.tensor([[1.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
-    index = torch.repeat_interleave(torch.arange(4), size[0].long())
-    merged = Attention(q, k, v, 0.3, bias=size.log()[:, None, None]).output()
-    duplicated = Attention(q, k[:, :, index], v[:, :, index], 0.3).output()
-    torch.testing.assert_close(merged, duplicated, atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("host", ["no_class_token_avg", "avg_fc_norm", "avgmax", "map", "avg_no_fc_norm"])
 def test_pooling_heads_weigh_merged_tokens_by_size(host: str) -> None:
     """The head sees what it would see if every merged token were repeated as often as it counts."""
@@ -97,26 +86,6 @@ def test_schedules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"r": -1}, "r must not be negative"),
-        ({"r": [4, -1]}, "r must not be negative"),
-        ({"r": 4, "keep_rate": 0.5}, "either r .* or keep_rate"),
-        ({"r": [4, 2], "inflect": 1.0}, "inflect goes with one r"),
-        ({"inflect": 2.0}, "at most 1"),
-        ({"keep_rate": 0.0}, "above 0"),
-        ({"rr": 4}, "unknown option of tome 'rr'; did you mean 'r'"),
-    ],
-)
-def test_invalid_options_are_refused_in_one_line(options: dict, message: str) -> None:
-    from vitrim.core.registry import make_method
-
-    with pytest.raises(vitrim.VitrimError, match=message) as caught:
-        make_method("tome", **options)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("method", "change", "before", "after"),
     [
         ("tome:keep_rate=0.7", {"keep_rate": None, "r": 4}, [1, 2, 3], [0, 1, 2, 3]),
@@ -150,8 +119,3 @@ def test_amount_may_change_between_forwards() -> None:
     with pytest.raises(vitrim.VitrimError, match="r must not be negative"):
         reduction.set(r=-3)
     assert reduction.config.r == 2
-
-
-def test_options_that_would_play_no_part_are_refused() -> None:
-    with pytest.raises(vitrim.VitrimError, match="blocks and rule go with keep_rate"):
-        vitrim.core.registry.make_method("tome", r=4, blocks=(3,))

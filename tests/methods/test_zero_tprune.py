@@ -10,7 +10,6 @@ import tiny
 import vitrim
 from vitrim.core.attention import MAP_BYTES
 from vitrim.core.matching import best_partners, unit
-from vitrim.core.registry import make_method
 from vitrim.core.tokens import take
 from vitrim.methods.zero_tprune import (
     TwoStages,
@@ -93,10 +92,6 @@ def test_amounts_per_block_and_counts() -> None:
     assert config.counts(196, 12)[1:5] == [176, 176, 166, 166]
     assert TwoStages(100, 1.0).keep(30, 30) == 15  # at most half are similar
     assert [ZeroTPrune().iterations_at(depth, 12) for depth in (0, 2, 3, 8, 9, 11)] == [30, 30, 5, 5, 1, 1]
-    with pytest.raises(vitrim.VitrimError, match="keep_rate has 3 values for 2 blocks"):
-        vitrim.reduce_(tiny.HOSTS["vit"](), ZeroTPrune(blocks=(1, 2), keep_rate=(0.5, 0.6, 0.7)))
-    with pytest.raises(vitrim.VitrimError, match=r"keep_rate=0\.0: must be above 0"):
-        make_method("zero_tprune", keep_rate=[0.5, 0.0])
 
 
 def test_boost_needs_a_class_token() -> None:

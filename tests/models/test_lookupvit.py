@@ -14,8 +14,8 @@ import golden_models
 from full_matrix import cells
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
+from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import profile_of
 from vitrim.models import lookupvit
 from vitrim.models.lookupvit import (
     LookupBase,
@@ -226,18 +226,6 @@ def test_registered() -> None:
     assert model.get_classifier().out_features == 7
     model.reset_classifier(0)
     assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 32)
-
-
-@pytest.mark.slow  # `core/test_contract.py` compiles and exports a ViT
-@pytest.mark.parametrize("kind", cells(BOTH, [LookupViT]))  # the other one calls one layer many times
-@torch.no_grad()
-def test_compiles_in_one_graph_and_exports_with_any_batch(kind: type[LookupBase]) -> None:
-    model, images = tiny(kind, depth=1).eval(), torch.randn(2, 3, 48, 48)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(images), model(images))
-    exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
-    more = torch.randn(5, 3, 48, 48)
-    torch.testing.assert_close(exported.module()(more), model(more))
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -15,7 +15,7 @@ import vitrim
 import vitrim.models
 from full_matrix import FULL_MATRIX, cells
 from vitrim.core.registry import host_of
-from vitrim.measure.macs import profile_of
+from vitrim.engines.macs import profile_of
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "T2T-ViT_t-14": ("t2t_vit_t_14", {}),

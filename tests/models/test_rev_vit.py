@@ -11,9 +11,8 @@ from torch import Tensor
 
 import tiny
 import vitrim.models
+from vitrim.engines.macs import count_macs
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import count_macs
-from vitrim.measure.memory import peak_memory_mib
 from vitrim.models.rev_vit import RevViT, checkpoint_filter_fn
 from vitrim.models.reversible import reversible
 
@@ -143,23 +142,6 @@ def test_activation_memory_does_not_grow_with_depth() -> None:
     assert kept[12, False] > 20 * kept[12, True]
 
 
-@pytest.mark.slow  # the gradients are compared above
-def test_peak_memory_of_a_training_step_at_depth_12() -> None:
-    """Everything counts here: what backward computes again, gradients, the step's own temporaries."""
-    model = rev_vit(depth=12, img_size=48).train()
-    images = tiny.images(8, size=48)
-    peaks = []
-    for model.reversible in (True, False):
-
-        def training_step() -> None:
-            model(images).square().sum().backward()
-
-        training_step()  # gradients exist from now on
-        peaks.append(peak_memory_mib(training_step))
-    reversibly, plainly = peaks
-    assert plainly > 3 * reversibly
-
-
 def test_counts_of_table_8() -> None:
     """With the class token and its position that the published model has and does not use: 85,800,192 without head."""
     with torch.device("meta"):
@@ -224,18 +206,3 @@ def test_as_a_timm_model() -> None:
 def test_methods_refuse_it() -> None:
     with pytest.raises(vitrim.UnsupportedModelError, match="RevViT"):
         vitrim.reduce_(rev_vit(), "tome:r=4")
-
-
-@pytest.mark.slow  # `core/test_contract.py` compiles and exports a ViT
-def test_compile_and_export() -> None:
-    model = rev_vit(depth=2)
-    images = tiny.images()
-    exported = torch.export.export(model.eval(), (images,), strict=False).module()
-    torch.testing.assert_close(exported(images), model(images))
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(images), model(images))
-    model.train()
-    compiled(images).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())

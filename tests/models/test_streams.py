@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from golden_streams import with_random_heads
+from vitrim.models.lookupvit import LookupViT
+from vitrim.models.rev_vit import RevViT
 from vitrim.models.streams import TwoStreamClassifier
+from vitrim.models.vittm import ViTTM
 
 PAGE = Path(__file__).parents[2] / "docs" / "models" / "README.md"
 
@@ -80,3 +85,24 @@ def test_shared_parts_come_after_the_streams(example: Any) -> None:
     tokens, auxiliary = model.forward_features(images)
     torch.testing.assert_close(tokens, model.scale(model.scale(model.patches(images))))
     assert torch.equal(auxiliary, model.patches(images.flip(-1)))
+
+
+@pytest.mark.slow  # `core/test_contract.py` compiles and exports a ViT
+@pytest.mark.parametrize(
+    "create",
+    [
+        partial(ViTTM, 32, process_patch_size=8, memory_patch_size=4),
+        partial(LookupViT, 32, patch_size=8, compressed_grid=3),
+        partial(RevViT, 32, patch_size=8),
+    ],
+    ids=["vittm", "lookupvit", "rev_vit"],
+)
+def test_models_of_our_own_compile_and_export_with_any_batch(create: Callable[..., nn.Module]) -> None:
+    model = create(num_classes=5, embed_dim=32, depth=2, num_heads=2).eval()
+    images, more = torch.randn(2, 3, 32, 32), torch.randn(5, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="eager")(images), model(images))
+        exported = torch.export.export(
+            model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},), strict=False
+        )
+        torch.testing.assert_close(exported.module()(more), model(more))

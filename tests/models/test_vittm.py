@@ -18,8 +18,8 @@ from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.core.registry import ask
 from vitrim.data import eval_transform
+from vitrim.engines.macs import count_macs, profile_of
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import count_macs, profile_of
 from vitrim.models import vittm, vittm_mae
 from vitrim.models.common import resample_positions
 from vitrim.models.segmenter import LinearDecoder, Segmenter
@@ -320,18 +320,6 @@ def test_no_output_depends_on_the_mode() -> None:
     model, images = with_random_heads(tiny()), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(model.train()(images), model.eval()(images))
-
-
-@pytest.mark.slow  # `core/test_contract.py` compiles and exports a ViT
-def test_compiles_in_one_graph_and_exports_with_any_batch() -> None:
-    model, images = with_random_heads(tiny(memory_patch_size=4)).eval(), torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        expected = model(images)
-        compiled = torch.compile(model, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(images), expected)
-        exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
-        more = torch.randn(5, 3, 32, 32)
-        torch.testing.assert_close(exported.module()(more), model(more))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import timm
 import torch
 from safetensors.torch import save_file
@@ -85,24 +84,6 @@ def test_weights_with_a_class_token_fit_and_leave_it_out(tmp_path: Path) -> None
     larger = create_model("vitdet:vit_tiny_patch16_224", options={**TINY, **SMALL, "img_size": 128, "window_size": 4})
     load_backbone(larger, tmp_path / "vit.safetensors")
     assert larger.backbone.pos_embed.shape == (1, 256, 32)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("vit_tiny_patch16_224", {"global_blocks": [1]}, "they go with window_size$"),
-        ("vit_tiny_patch16_224", {"window_size": 4, "global_blocks": [0]}, "0 is no block of a model of 2"),
-        ("vit_tiny_patch16_224", {"window_size": 4, "global_blocks": [3]}, "3 is no block of a model of 2"),
-        ("vit_tiny_patch16_224", {"window_size": 4, "global_blocks": 2}, "must be a list of the numbers of blocks"),
-        ("vit_tiny_patch16_224", {"window_size": 0}, "window_size=0 must be a whole number from 1"),
-        ("beit_base_patch16_224", {"window_size": 4}, "not Beit with its attention"),
-        ("vit_small_patch16_rope_mixed_224", {"window_size": 4}, "the same in every block"),
-    ],
-)
-def test_windows_that_cannot_be_are_refused(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message) as refused:
-        create_model(f"vitdet:{name}", options={**TINY, **SMALL, **options})
-    assert "\n" not in str(refused.value)
 
 
 def test_routers_in_windows_learn_the_classes_of_the_image() -> None:

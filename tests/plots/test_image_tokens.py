@@ -17,8 +17,8 @@ from tiny_other_vlms import OTHERS
 from tiny_vlms import VLMS
 from vitrim.cli import app
 from vitrim.core.registry import parse_method
+from vitrim.engines.prefill import Prefill
 from vitrim.loading import create_model
-from vitrim.measure.prefill import Prefill
 from vitrim.plots.image_tokens import copies, image_token_rows
 from vitrim.plots.patches import HATCH_GROUND, HATCH_LINE, OUTLINE_COLOUR, draw_kept
 

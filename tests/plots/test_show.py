@@ -231,7 +231,7 @@ def test_another_prediction_than_the_dense_one_is_told() -> None:
     assert (row.same, row.prediction.partition(" (")[0]) == (True, dense.partition(" (")[0])
     others = torch.full((5,), 100.0)
     others[int(dense.split()[1])] = 0
-    models[0].forward.model.head.register_forward_hook(lambda *given: given[-1] + others)
+    models[0].model.head.register_forward_hook(lambda *given: given[-1] + others)
     (row,), changed = rows_of(models, image)
     assert (row.same, row.prediction.partition(" (")[0]) == (False, dense.partition(" (")[0])
     assert changed.partition(" (")[0] != dense.partition(" (")[0]

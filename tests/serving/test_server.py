@@ -155,24 +155,6 @@ def test_two_workers_answer_as_one_does(model: tuple[Path, Any], expected: list[
         list(pool.map(lambda number: right(client, number, expected), range(len(expected))))
 
 
-def test_a_killed_run_leaves_no_server() -> None:
-    """Not even one that has children, and does not end when it is asked to."""
-    server = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-    server += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(flush=True);"
-    server += "time.sleep(600)"
-    run = "import os, subprocess, sys, time, guarded\n"
-    run += f"with guarded.started([sys.executable, '-c', {server!r}], os.environ, subprocess.PIPE) as found:\n"
-    run += "    print(found.stdout.readline(), flush=True)\n    time.sleep(600)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(guarded.__file__).parent)}
-    with subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE, env=environment) as outer:
-        assert outer.stdout is not None
-        outer.stdout.readline()
-        under = psutil.Process(outer.pid).children(recursive=True)
-        outer.kill()
-    assert len(under) == 3  # with the guard
-    assert not psutil.wait_procs(under, timeout=60)[1]
-
-
 @pytest.mark.full  # vLLM gives both replicas two minutes to start, which a busy machine exceeds
 def test_two_replicas_answer_as_one_does(model: tuple[Path, Any], expected: list[list[int]]) -> None:
     with running(model[0], "--data-parallel-size", "2") as (client, server), ThreadPoolExecutor(AT_ONCE) as pool:

@@ -120,7 +120,7 @@ TIMM_HOSTS = [
     for host in hosts
     if family.startswith("timm") and host not in NO_CLASSES
 ]
-LEARNED_CONFIGS = [config for config in CONFIGS if config is not None and not config.training_free]
+LEARNED_CONFIGS = [config for config in CONFIGS if config is not None and not config.traits.training_free]
 
 
 @pytest.mark.sampled(7)

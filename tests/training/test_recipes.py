@@ -20,7 +20,6 @@ from torch import nn
 import vitrim
 import vitrim.models  # registers the papers' own models with timm
 from full_matrix import cells
-from vitrim.cli.listing import by_group
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask, parse_method
 from vitrim.loading import create_model
@@ -39,7 +38,6 @@ OURS = ("cifar10_vit", "cifar10_vit_p2")
 DENSE = ("segmentation", "detection", "instances")
 PUBLISHED = [name for name in NAMES if name not in OURS]
 TABLES = Path(__file__).parents[1] / "golden" / "tables"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 @cache
@@ -514,36 +512,6 @@ def test_table_2() -> None:
         assert augment.auto is not None
         assert not found.mix.on
     assert {found.augment.repeats for found in (imagenet, nabirds, coco, nuswide)} == {3}
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
-def table() -> list[str]:
-    """The list of recipes in docs/training.md."""
-    lines = ["| recipe | model | method | epochs | batch | learning rate |", "|---|---|---|---|---|---|"]
-    rows = [
-        {"name": name, "model": found.model, "method": found.method, "epochs": f"{found.epochs:g}",
-         "batch": str(found.batch_size), "lr": f"{learning_rate(found):g}"}
-        for name, found in ((name, recipe(name)) for name in NAMES)
-    ]  # fmt: skip
-    rates = {row["name"]: row["lr"] for row in rows}
-    for row, group in zip(by_group(rows), grouped(NAMES).values(), strict=True):
-        lr = " or ".join(dict.fromkeys(rates[name] for name in group))
-        lines.append(
-            " | ".join((f"| `{row['name']}`", row["model"], row["method"], row["epochs"], row["batch"], lr)) + " |"
-        )
-    return lines
-
-
-def test_the_page_lists_the_recipes() -> None:
-    """If the list is another the failure prints the one that belongs there."""
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition("<!-- recipes -->\n")
-    listed, _, after = rest.partition("<!-- end of recipes -->")
-    assert before
-    assert after
-    expected = "\n".join(table())
-    assert listed.strip() == expected, f"the table of docs/training.md should be\n{expected}"
 
 
 def test_a_method_from_a_file_is_written_out(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from timm.models import VisionTransformer
 import vitrim
 from full_matrix import cells
 from vitrim.core.registry import make_method, methods
+from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile_of
 from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, eager, latency_fit, samples
 from vitrim.tuning.space import Space, quiet
 

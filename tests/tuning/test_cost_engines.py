@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import vitrim
 from vitrim.core.method import MethodConfig
-from vitrim.engines.engine import Eager, Run
+from vitrim.engines.engine import Eager
+from vitrim.engines.runnable import Module, Runnable
 from vitrim.errors import VitrimError
 from vitrim.tuning import cost as costs
 from vitrim.tuning import search
@@ -42,13 +43,13 @@ class Graph(Eager):
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         return "no" if config.is_adaptive() else None
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Runnable:
         assert folder.is_dir()
         reduction = getattr(model, "vitrim_reduction", None)
         unfused: Any = not model.blocks[0].attn.fused_attn  # type: ignore[index, union-attr]
         tokens = 32 if reduction is None else sum(reduction.config.counts(16, 2))
         milliseconds = float(self.factor * tokens * (1.0 + (unfused and reduction is None)))
-        return lambda images: milliseconds
+        return Module(model, call=lambda images: milliseconds)
 
 
 @pytest.fixture
@@ -119,10 +120,11 @@ def test_every_model_is_timed_in_the_precision_of_the_engine(
     dtypes: list[tuple[bool, torch.dtype, torch.dtype]] = []
 
     class Half(Graph):
-        def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        def prepare(self, model: nn.Module, images: Tensor, *given: Any) -> Runnable:
             reduced = hasattr(model, "vitrim_reduction")
-            dtypes.append((reduced, next(model.parameters()).dtype, images.dtype))
-            return super().prepare(model, images, folder, calibration)
+            made = super().prepare(model, images, *given)
+            dtypes.append((reduced, next(model.parameters()).dtype, made.given(images).dtype))
+            return made
 
     engine = Half("half", 1.0, together)
     engine.precision = "bf16"

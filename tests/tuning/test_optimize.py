@@ -20,7 +20,7 @@ from image_files import write_noise
 from vitrim.core.reduce import HANDLE, get_reduction, reduced
 from vitrim.data import eval_transform, load_images, spread
 from vitrim.engines import Exported
-from vitrim.engines.engine import FileEngine, FileRun
+from vitrim.engines.engine import FileEngine
 from vitrim.engines.exported import sidecar
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, create_model
@@ -84,18 +84,6 @@ class Watch:
         return {name: np.full(ROUNDS, (4.0 - int(name) / 5) * (self.factor if int(name) else 1.0)) for name in calls}
 
 
-class InPyTorch(FileRun):
-    """Runs a reduced model, and not the file of the dense one that lies in the place of its own."""
-
-    def __init__(self, file: Exported, model: nn.Module) -> None:
-        super().__init__(file)
-        self.model = torch.inference_mode()(model)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        found: Tensor = self.model(images)
-        return found
-
-
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Watch what is done, and search so little that a test takes seconds."""
     found = Watch()
@@ -103,7 +91,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def prepared(
         self: FileEngine, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None
-    ) -> FileRun:
+    ) -> Exported:
         found.made.append(f"{folder.name} {self}")
         method = get_reduction(model).config.describe() if hasattr(model, HANDLE) else None
         key = (weights_fingerprint(model), method, len(images))
@@ -111,7 +99,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
             name, content, beside = EXPORTED[key[0], None, key[2]]
             (folder / name).write_bytes(content)
             sidecar(folder / name).write_bytes(beside)
-            return InPyTorch(Exported.open(folder / name, trust=True), model)
+            # it runs the reduced model, and not the file of the dense one that lies in the place of its own
+            made = Exported.open(folder / name, trust=True)
+            call = torch.inference_mode()(model)
+            vars(made)["_run"] = lambda given: call(torch.from_numpy(given)).numpy()
+            return made
         if key not in EXPORTED:
             run = prepare(self, model, images, folder, calibration)
             (file,) = folder.glob("*.pt2")

@@ -373,7 +373,6 @@ def test_a_file_of_bytes_is_calibrated_on_the_first_third_alone(
     data = ImageDataset([bytes([number]) for number in range(90)], [0] * 90)
     given: list[Any] = []
     monkeypatch.setattr(racing, "export", lambda *_, images, **__: given.append(images))
-    monkeypatch.setattr(racing, "FileModel", lambda file: file)
     parts = DatasetImages(data, 30, 32)
     made = Race(None, None, SimpleNamespace(), parts, (FAST,), 1, None, tmp_path, lambda text: None)
     made.take_bytes(Candidate(None, FileEngine(PT2), {}), data)

@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 import tiny
 import vitrim
 from vitrim.core.registry import parse_method
-from vitrim.engines.engine import Engine, Run
+from vitrim.engines.engine import Engine
+from vitrim.engines.runnable import Module, Runnable
 from vitrim.measure.probes import PairedLoss
 from vitrim.tasks import make_task
 from vitrim.tuning import optimize_race as racing
@@ -39,9 +40,9 @@ class Doubling(Engine):
     def check(self, device: torch.device) -> None:
         pass
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Runnable:
         self.prepared.append((images, calibration))
-        return lambda given: model(2 * given)
+        return Module(model, self.label, batch=len(images), call=lambda given: model(2 * given))
 
 
 def model() -> Any:

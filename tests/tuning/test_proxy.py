@@ -84,7 +84,7 @@ def test_the_dense_model_runs_once_on_each_image(model: VisionTransformer) -> No
     """Also where pieces overlap, and where one ends within a batch; the scores stay those of a fresh scorer."""
     scorer, asked = ModelScorer(model, make_task("classification", 5), images()), [vitrim.ToMe(r=4)]
     seen: list[int] = []
-    scorer.dense.forward.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    scorer.dense.model.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
     pieces: list[tuple[Any, int, int]] = [
         ("search", 0, 4),
         ("search", 4, 12),
@@ -104,7 +104,7 @@ def test_outputs_beyond_the_room_are_not_kept(model: VisionTransformer, monkeypa
     monkeypatch.setattr("vitrim.tuning.proxy.CACHED_BYTES", 8 * (5 + model.num_features) * 4)
     scorer, asked = ModelScorer(model, make_task("classification", 5), images()), [vitrim.ToMe(r=4)]
     seen: list[int] = []
-    scorer.dense.forward.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    scorer.dense.model.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
     first, second = (scorer(asked, "search", 0, 12)[0] for _ in range(2))
     assert seen == [4, 4, 4, 4]  # two of three batches are remembered
     assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -15,8 +15,8 @@ from timm.models import VisionTransformer
 from torch.utils.data import TensorDataset
 
 import vitrim
+from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import profile_of
 from vitrim.tasks import make_task
 from vitrim.tuning import Result, Target, search
 from vitrim.tuning.cost import LatencyCost

@@ -72,7 +72,7 @@ class _Tap:
     """The class token after every block of the last forward, if the model has one."""
 
     def __init__(self, contestant: Contestant) -> None:
-        model = contestant.forward.model
+        model = contestant.model
         trunk = find_host(model) if has_trunk(model) else None
         host = able_host(model) if contestant.reduction is None else trunk
         self.facts = None if host is None else host.facts(model)  # None: the model cannot be reduced
@@ -225,7 +225,7 @@ class _Collected(Gauge):
             "kind": "none" if config is None else config.kind,
             "soft": config is not None and config.kind == "soft",
             "adaptive": config is not None and config.is_adaptive(),
-            "batch_dependent": config is not None and config.batch_dependent,
+            "batch_dependent": config is not None and config.traits.batch_dependent,
             "num_prefix": 0 if facts is None else facts.num_prefix,
             "num_layers": num_layers,
             "grid": [0, 0] if facts is None else list(facts.grid_size),

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from vitrim.core.tables import enter
 from vitrim.plots.charts import Line, colour_bar, heat, line, square
-from vitrim.plots.style import SMALL, TEXT, TITLE, colours, markers, names_below, panels
 from vitrim.report import Table
+from vitrim.style import SMALL, TEXT, TITLE, colours, markers, names_below, panels
 
 
 @dataclass

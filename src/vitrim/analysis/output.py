@@ -15,12 +15,12 @@ from vitrim.analysis.families import FAMILIES
 from vitrim.analysis.family import FamilyResult, Tables, drawn
 from vitrim.analysis.record import Record, titled
 from vitrim.analysis.summary import summary
+from vitrim.engines.machine import environment
 from vitrim.errors import VitrimError
 from vitrim.files import json_text, write_text
 from vitrim.measure.decisions import file_name, write_arrays
-from vitrim.measure.machine import environment
-from vitrim.plots.style import DPI, FORMATS, encoded, write
 from vitrim.report import Report, Table, cell
+from vitrim.style import DPI, FORMATS, encoded, write
 
 SUMMARY = "analysis.json"
 NOTES = 6

@@ -15,11 +15,11 @@ from vitrim.analysis.subject import Subject
 from vitrim.analysis.summary import milliseconds, scores
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import fitting
+from vitrim.engines.machine import environment, select_device
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec
 from vitrim.measure.evaluation import DTYPES, paired_probes, standard_probes
 from vitrim.measure.inputs import ScoredData
-from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task

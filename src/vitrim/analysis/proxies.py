@@ -18,7 +18,7 @@ from vitrim.analysis.family import TableRow, Tables, names_of, styles
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import spearman_kendall
 from vitrim.plots.charts import short
-from vitrim.plots.style import SMALL, TEXT, names_below, panels
+from vitrim.style import SMALL, TEXT, names_below, panels
 
 Floats = NDArray[np.float64]
 

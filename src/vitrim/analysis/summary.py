@@ -18,14 +18,13 @@ from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
+from vitrim.engines.copies import reduced_copy, shared_copy
 from vitrim.errors import VitrimError
-from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.evaluation_report import at_chance, change_cell, spelled
 from vitrim.measure.latency import Budget, time_interleaved
-from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
-from vitrim.plots.style import TEXT, colours, markers, method_of, names_below, panels
-from vitrim.report import Table
+from vitrim.report import DENSE, Table
+from vitrim.style import TEXT, colours, markers, method_of, names_below, panels
 
 COLUMNS = (
     *("method", "images", "top1 %", "change", "error", "agree %", "cosine", "gmacs", "MACs_saved %", "ms", "speed-up"),

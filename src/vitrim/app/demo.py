@@ -18,6 +18,8 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_, restore_
 from vitrim.core.registry import host_of, parse_method
 from vitrim.data import batches, eval_transform, load_images
+from vitrim.engines.machine import environment, set_threads
+from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
 from vitrim.loading import load_reference
@@ -25,8 +27,6 @@ from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.measure.machine import environment, set_threads
-from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
 from vitrim.measure.run import run
 from vitrim.measure.task_data import task_of

@@ -7,7 +7,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -35,13 +34,14 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
+from vitrim.engines.copies import shared_copy
+from vitrim.engines.macs import profile_of
 from vitrim.errors import ReductionWarning, VitrimError, check_known
 from vitrim.loading import create_model
+from vitrim.measure.bench import measure
 from vitrim.measure.contestants import Contestant, ModelOutput
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import EMBEDDING, task_name
-from vitrim.measure.latency import Budget, fastest, time_interleaved
-from vitrim.measure.macs import profile_of
+from vitrim.measure.latency import Budget
 from vitrim.plots.classifier import check_shown
 from vitrim.plots.patches import sources_of
 from vitrim.tasks import Task, make_task
@@ -129,7 +129,8 @@ class Service:
                 runs.append(_reduced(loaded.model, configs[-1], images))
         notes += [str(one.message) for one in caught if issubclass(one.category, ReductionWarning)]
         timings: Sequence[Timing | None] = [None] * len(configs)
-        if time.monotonic() + (3 + len(configs)) * (ROUNDS + 1) * seconds > end:
+        # besides the rounds: counting MACs and measuring memory, some forwards each
+        if time.monotonic() + (3 + len(configs)) * (ROUNDS + 4) * seconds > end:
             notes.append(f"{_slow(seconds)} to be timed here; see `vitrim bench`")
         else:
             timings = _timings(loaded.model, configs, images)
@@ -271,25 +272,9 @@ def _side(output: ModelOutput, ready: _Ready) -> Side:
 
 
 def _timings(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor) -> list[Timing]:
-    """Time all methods and both dense attention kernels in turn, against the faster kernel."""
-    kernels = {f"dense {kernel}": copy for kernel, copy in dense_copies(model).items()}
-    with warnings.catch_warnings():
+    """Time all methods in turn with the dense model, by its faster attention kernel."""
+    budget = Budget(ROUNDS, min_seconds=0.0, max_rounds=ROUNDS, warmup_rounds=1)
+    with warnings.catch_warnings(), torch.random.fork_rng([]):
         warnings.simplefilter("ignore", ReductionWarning)
-        reduced = {config.describe(): reduced_copy(model, config) for config in configs}
-    with torch.inference_mode(), torch.random.fork_rng([]):
-        budget = Budget(min_rounds=ROUNDS, max_rounds=ROUNDS, min_seconds=0.0, warmup_rounds=1)
-        times = time_interleaved(
-            {name: partial(one, images) for name, one in {**kernels, **reduced}.items()}, budget=budget
-        )
-    dense = times[fastest(times, kernels)]
-    found = []
-    for name in reduced:
-        # median, lower and upper quartile of each
-        of_dense, of_reduced, ratios = (
-            (median, q1, q3)
-            for q1, median, q3 in np.percentile(
-                [dense, times[name], dense / times[name]], [25, 50, 75], axis=1
-            ).T.tolist()
-        )
-        found.append(Timing(of_dense, of_reduced, ratios, ROUNDS, torch.get_num_threads()))
-    return found
+        _, *rows = measure(model, {config.describe(): config for config in configs}, images, budget=budget)
+    return [Timing((row["speedup"], row["speedup_q1"], row["speedup_q3"])) for row in rows]

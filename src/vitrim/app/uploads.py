@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from vitrim.app.messages import FrontFile, Limits, PlottedPoint
 from vitrim.data.decoding import DAMAGED, decode
 from vitrim.errors import VitrimError, first_line
-from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
+from vitrim.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
 from vitrim.tuning.result import non_dominated
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")

@@ -95,8 +95,8 @@ def bench(
 
     try:
         with progress(f"loading {model.name}") as signs:
+            from vitrim import style
             from vitrim.measure.bench import bench as time_
-            from vitrim.plots import style
 
             given = timing.arguments(compiled=compiled) | ({"batch_size": counts} if counts else {})
             if figure is not None:

@@ -50,8 +50,8 @@ def compare(
 
     try:
         with progress(f"loading {model.name}") as signs:
+            from vitrim import style
             from vitrim.measure.compare import compare as measure
-            from vitrim.plots import style
 
             given = timing.arguments() | ({"at": sizes} if sizes else {})
             if figure is not None:

@@ -41,7 +41,7 @@ def report() -> dict[str, Any]:
     import torch
 
     from vitrim.core.versions import installed, numbers
-    from vitrim.measure.machine import DEVICES
+    from vitrim.engines.machine import DEVICES
 
     packages = {package: installed(package) for package in PACKAGES}
     return {
@@ -64,7 +64,7 @@ def report() -> dict[str, Any]:
 def _cpu() -> dict[str, Any]:
     import torch
 
-    from vitrim.measure.machine import processor
+    from vitrim.engines.machine import processor
 
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
     return {

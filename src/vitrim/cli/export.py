@@ -87,7 +87,7 @@ def export(
         raise VitrimError(f"a file holds one method, got {len(method)}: {', '.join(method)}")
     with progress(f"loading {model.name}") as signs:
         from vitrim.engines.exported import sidecar
-        from vitrim.engines.writing import export as write
+        from vitrim.measure.export import export as write
 
         output.spare(sidecar(out))
         compute.start()

@@ -83,7 +83,7 @@ def list_(
         out.print(_table("Modules of timm's models", MODULES, refused))
     for line in listed.footnotes(rows):
         output.print(textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False))
-    from vitrim.measure.machine import environment
+    from vitrim.engines.machine import environment
 
     record = {"rows": rows, **({"modules": refused} if every else {})}
     output.write("list", kind=kind, environment=environment(), **record)
@@ -97,9 +97,9 @@ def methods() -> list[dict[str, Any]]:
         {
             "name": name,
             "kind": config.kind,
-            "training_free": config.training_free,
+            "training_free": config.traits.training_free,
             "adaptive": config().is_adaptive(),
-            "batch_dependent": config.batch_dependent,
+            "batch_dependent": config.traits.batch_dependent,
             "needs_class_token": config().needs().class_token,
             "needs_attention_map": config().needs().attention_map,
             "paper": config.paper,

@@ -20,12 +20,13 @@ import typer
 
 from vitrim.cli.help import IMAGES, MACHINE, MODEL, OPTIONS
 from vitrim.errors import VitrimError
+from vitrim.measure.inputs import ScoredData
 
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
     from vitrim.engines.exported import Exported
-    from vitrim.measure.inputs import DataSpec, ScoredData
-    from vitrim.measure.prefill import Prompt
+    from vitrim.engines.prefill import Prompt
+    from vitrim.measure.inputs import DataSpec
 
 METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
 Methods = Annotated[list[str], METHOD]
@@ -131,7 +132,7 @@ class Compute(Setup):
 
     def start(self) -> None:
         """Set torch's threads."""
-        from vitrim.measure.machine import set_threads
+        from vitrim.engines.machine import set_threads
 
         set_threads(self.threads)
 
@@ -280,7 +281,7 @@ class Prompting(Setup):
     @property
     def given(self) -> Prompt | None:
         """The description of the prompt; None without options."""
-        from vitrim.measure.prefill import Prompt
+        from vitrim.engines.prefill import Prompt
 
         prompt = Prompt(self.text_tokens, self.prompt_images, self.select, self.new_tokens)
         return None if prompt == Prompt() else prompt

@@ -114,7 +114,7 @@ def train(
     out = output.console()
     with resumable(how.out / "checkpoints"):
         with progress(f"loading {named.model or recipe}"):
-            from vitrim.measure.machine import set_threads
+            from vitrim.engines.machine import set_threads
             from vitrim.training import train as training
             from vitrim.training.running import Running
 

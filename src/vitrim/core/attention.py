@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrim.core import compiled
 from vitrim.core.tokens import changed, decision_dtype, is_traced, take
 from vitrim.core.versions import cpu_capabilities
 from vitrim.errors import UnsupportedModelError
@@ -155,14 +154,6 @@ class Attention:
 
     def class_mean(self) -> Tensor:
         """(B, N) attention from the class token to each token, averaged over heads, in at least float32."""
-        k = self.k
-        plain = type(self) is Attention and self.own is None and k.stride(3) == 1 and self.q.shape[:2] == k.shape[:2]
-        if plain and compiled.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
-            batch, heads, n, _ = k.shape
-            mean = k.new_empty(batch, n)
-            bias = k.new_empty(0, 0, 0) if self.bias is None else self.bias[:, :, 0].expand(batch, heads, n)
-            compiled.CLASS_MEAN(self.q[:, :, 0], *compiled.memory_of(k), self.scale, bias, mean)
-            return mean
         return self.class_row().mean(dim=1)
 
     def column_mean(self) -> Tensor:
@@ -173,10 +164,9 @@ class Attention:
         """
         batch, heads, m, _ = self.q.shape
         n = self.k.shape[2]
-        step = 1
-        if not torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
-            bytes_per_head = batch * m * n * decision_dtype(self.q.dtype).itemsize
-            step = heads_at_once(bytes_per_head, heads, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
+        # a compiler fuses the steps, and must not specialise on the batch size
+        compiling, wide = torch.compiler.is_compiling(), decision_dtype(self.q.dtype)
+        step = 1 if compiling else at_once(heads, batch * m * n * wide.itemsize, self.q.device)
         received = self.narrow(1, 0, step).probabilities().sum(dim=(1, 2))
         for first in range(step, heads, step):
             received = received + self.narrow(1, first, step).probabilities().sum(dim=(1, 2))
@@ -187,8 +177,7 @@ class Attention:
         batch, heads, m, _ = self.q.shape
         if torch.compiler.is_compiling():  # a graph must not specialise on the batch size
             return batch
-        bytes_per_image = heads * m * self.k.shape[2] * decision_dtype(self.q.dtype).itemsize
-        return heads_at_once(bytes_per_image, batch, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
+        return at_once(batch, heads * m * self.k.shape[2] * decision_dtype(self.q.dtype).itemsize, self.q.device)
 
     def narrow(self, dim: int, first: int, count: int) -> Attention:
         """``count`` images (``dim`` 0) or heads (``dim`` 1), to decide by; without values unless that is all."""
@@ -250,23 +239,23 @@ MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}
 """Memory for the maps of one step: about a core's cache, or enough to keep a GPU busy."""
 
 
-def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
-    """The number of ``heads`` that fit into ``budget`` bytes, at least one; also for rows and images.
+def at_once(count: int, bytes_each: int, device: torch.device) -> int:
+    """The number of ``count`` heads, rows or images whose maps fit into `MAP_BYTES`, at least one.
 
     Example:
-        >>> heads_at_once(197 * 197 * 4, 12, 4 * 2**20), heads_at_once(32 * 197 * 197 * 4, 12, 4 * 2**20)
+        >>> cpu = torch.device("cpu")
+        >>> at_once(12, 197 * 197 * 4, cpu), at_once(12, 32 * 197 * 197 * 4, cpu)
         (12, 1)
     """
-    return heads if bytes_per_head * heads <= budget else max(1, budget // bytes_per_head)
+    budget = MAP_BYTES["cpu" if device.type in ("cpu", "meta") else "gpu"]  # MACs are counted on meta
+    return count if bytes_each * count <= budget else max(1, budget // bytes_each)
 
 
 def rows_at_once(rows: Tensor) -> int:
     """The number of ``rows`` (B, N, d) whose products with all N fit into `MAP_BYTES`, at least one."""
     if torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
         return rows.shape[1]
-    bytes_per_row = rows.shape[0] * rows.shape[1] * rows.element_size()
-    kind = "cpu" if rows.device.type in ("cpu", "meta") else "gpu"  # MACs are counted on meta
-    return heads_at_once(bytes_per_row, rows.shape[1], MAP_BYTES[kind])
+    return at_once(rows.shape[1], rows.shape[0] * rows.shape[1] * rows.element_size(), rows.device)
 
 
 def add_bias(*biases: Tensor | None) -> Tensor | None:

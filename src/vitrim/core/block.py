@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar, Generic, Literal, Self, TypeGuard, TypeVar, cast, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeGuard, TypeVar, cast, get_args
 
 import torch
 import torch.nn.modules.module as hooks_of_all
@@ -23,7 +23,7 @@ from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
 from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import Pattern
-from vitrim.core.tokens import STAMP, TokenState, Trace, product_dtype, take, unmerge, whole
+from vitrim.core.tokens import STAMP, Call, Note, TokenState, Trace, product_dtype, take, unmerge, whole
 from vitrim.errors import UnsupportedModelError, VitrimError
 
 Site = Literal["before", "query", "between", "after"]
@@ -133,13 +133,6 @@ class Reducer(nn.Module, Generic[C]):
         """The scores (B, P) by which `assign` ranks patches, the highest stay: for analysis. None if it ranks none."""
         return None
 
-    def fused_maps(self, given: Hard, block: ReducedBlock, *args: Any, **host: Any) -> tuple[Tensor, Tensor] | None:
-        """The maps (B, H, M, M) that fused tokens get and that they would compute, for analysis; or None.
-
-        Arguments as of `attend_reduced`.
-        """
-        return None
-
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can attribute its cost to deciding
         if self.planned and self.num_removed(state) == 0:
@@ -157,19 +150,12 @@ class Reducer(nn.Module, Generic[C]):
         """Move the tokens ``x`` (B, N, C) as `assign` decided. Override it to change the tokens that come out."""
         return assignment.apply(x, state)
 
-    def query(
-        self,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
-    ) -> tuple[Tensor, Tensor, TokenState]:
+    def query(self, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor, TokenState]:
         """Decide and attend, where the site is ``query``: tokens (B, M, C), attention output (B, M, H*d), state.
 
-        ``attention`` is that of all tokens ``x`` (B, N, C). With ``rows`` only the first ``rows`` tokens attend.
+        ``attention`` is that of all tokens of ``inputs``.
         """
+        block, x, state, rows, _ = inputs
         assignment = self(x, attention, state)
         if rows is not None:
             attention = attention.rows(rows)
@@ -179,22 +165,16 @@ class Reducer(nn.Module, Generic[C]):
             return x, merge_heads(self.attend(attention, state)), state
         if isinstance(assignment, Soft):
             raise TypeError("a soft assignment cannot act at the query site; use 'before'")
-        return self.attend_reduced(assignment, block, x, attention, state, rows, *host_args)
+        return self.attend_reduced(assignment, attention, inputs)
 
     def attend_reduced(
-        self,
-        assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
+        self, assignment: Hard, attention: Attention, inputs: BlockInput
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """Move the tokens and attend, after `query` decided. With ``rows``, ``attention`` has only those queries.
+        """Move the tokens and attend, after `query` decided. ``attention`` has the queries of ``inputs.rows`` alone.
 
         A selection computes the query rows it keeps; a merge pools the output rows.
         """
+        _, x, state, rows, _ = inputs
         reduced, after = assignment.apply(x, state)
         if assignment.is_selection and rows is None:
             return reduced, merge_heads(self.attend(attention.select(assignment.anchor), after)), after
@@ -229,6 +209,24 @@ class Idle(Reducer[C]):
         return x, state
 
 
+class BlockInput(NamedTuple):
+    """The tokens among which a block attends.
+
+    Attributes:
+        block: the block.
+        x: (B, N, C).
+        state: of the tokens.
+        rows: only the first ``rows`` tokens attend; None for all.
+        given: what the host passes to the block besides tokens, see `ReducedBlock.project`.
+    """
+
+    block: ReducedBlock
+    x: Tensor
+    state: TokenState
+    rows: int | None
+    given: Any
+
+
 class ReducedBlock(nn.Module):
     """Mixin that replaces the forward of a host's transformer block. A host file writes four methods, marked below.
 
@@ -241,6 +239,8 @@ class ReducedBlock(nn.Module):
     parallel: ClassVar[bool] = False
     """Attention and MLP read the same tokens: x + attention(x) + mlp(x). The site ``between`` then acts at the end
     of the block, with this block's attention."""
+    call_class: ClassVar[type[Call]] = Call
+    """The record of a forward; a subclass for a family whose blocks share more, such as tables or attention maps."""
     plain: ClassVar[bool] = False
     """The host's own forward takes tokens only and equals `step` where the logits get no bias."""
 
@@ -267,11 +267,11 @@ class ReducedBlock(nn.Module):
 
     # ---- what the host file writes ---------------------------------------------------------------------------------
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         """The attention of tokens ``x`` (B, N, C), pre-norm included; with ``rows``, only that many queries.
 
-        ``host_args`` are what the host passes to its blocks besides tokens. They are made for all N0 input tokens: read
-        tables of positions through ``state.patch_rows`` and ``state.pair_bias``.
+        ``given`` is what the host passes to its blocks besides tokens, as ``forward`` gave it to `run`. It is made for
+        all N0 input tokens: read tables of positions through ``state.patch_rows`` and ``state.pair_bias``.
         """
         raise NotImplementedError
 
@@ -298,7 +298,7 @@ class ReducedBlock(nn.Module):
 
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
-    def step(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
+    def step(self, x: Tensor, state: TokenState, given: Any = None) -> Step:
         """One block as a pure function of tokens (B, N, C) and their state.
 
         If the head reads only the first ``head_rows`` tokens, the last block computes no others, and decides nothing at
@@ -306,11 +306,11 @@ class ReducedBlock(nn.Module):
         """
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
-        rows = None if state.full_grid else self.head_rows
-        watched = state.compact and self.depth in self.trace.call.watched
+        rows = None if state.asked.full_grids else self.head_rows
+        watched = self.depth in state.asked.watched
 
         # the host's own forward, where nothing else happens: fewer calls between products
-        if self.plain and rows is None and not (host_args or watched) and reducer.spares_block:
+        if self.plain and rows is None and not watched and reducer.spares_block:
             # it must compute the same (sizes and a mask would add a bias), and as fast
             unbiased = state.mask is None and (state.uniform or not self.proportional)
             batch, n, heads = x.shape[0], x.shape[1], reducer.layer.num_heads
@@ -321,13 +321,11 @@ class ReducedBlock(nn.Module):
 
         # attention; a decision at the query needs the queries of all tokens
         at_query = reducer.site == "query"
-        attention = reducer.prepare(self.project(x, state, None if at_query else rows, *host_args), state)
+        attention = reducer.prepare(self.project(x, state, None if at_query else rows, given), state)
         if watched:
-            call = self.trace.call
-            kept = replace(attention, v=None).detach()
-            call.attentions.append((self.depth, kept, state, call.images))
+            self.trace.call.attentions.append(Note(self.depth, replace(attention, v=None).detach(), state))
         if at_query:
-            x, out, state = reducer.query(self, x, attention, state, rows, *host_args)
+            x, out, state = reducer.query(attention, BlockInput(self, x, state, rows, given))
         else:
             out = merge_heads(reducer.attend(attention, state))
         x = self.add_attention(x if rows is None else x[:, :rows], out)
@@ -347,7 +345,7 @@ class ReducedBlock(nn.Module):
         update = self.attention_branch(out)
         return x + update + self.mlp_branch(x) if self.parallel else x + update
 
-    def run(self, x: Tensor, *host_args: Any) -> Tensor:
+    def run(self, x: Tensor, given: Any = None) -> Tensor:
         """Replace the host's ``forward``: find the state, step, pass tokens and state on."""
         if isinstance(x, Proxy):
             raise UnsupportedModelError(
@@ -355,9 +353,9 @@ class ReducedBlock(nn.Module):
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
         if torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(x):
-            return self._run(x, *host_args)
+            return self._run(x, given)
         try:
-            return self._run(x, *host_args)
+            return self._run(x, given)
         except RuntimeError as error:
             name = self.reducer.config.name
             raise VitrimError(
@@ -365,17 +363,17 @@ class ReducedBlock(nn.Module):
                 "batch, or map it under none, tome or topk"
             ) from error
 
-    def _run(self, x: Tensor, *host_args: Any) -> Tensor:
-        x, state = self.receive(x, self.incoming(x), *host_args)
+    def _run(self, x: Tensor, given: Any) -> Tensor:
+        x, state = self.receive(x, self.incoming(x), given)
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
-        return self.outgoing(*self.step(x, state, *host_args))
+        return self.outgoing(*self.step(x, state, given))
 
-    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
+    def receive(self, x: Tensor, state: TokenState, given: Any) -> Step:
         """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
         if state.held is not None:
             return state.held, replace(state, held=None)
-        if state.full_grid and state.reduced:
+        if state.asked.full_grids and state.reduced:
             x = take(x, state.position)  # the anchor holds its group's value
         return x, state
 
@@ -388,7 +386,7 @@ class ReducedBlock(nn.Module):
         stamp = getattr(x, STAMP, None)
         if self.depth > 0:
             state = stamp if isinstance(stamp, TokenState) else self._left_before(x)
-            expected = state.num_inputs if state.full_grid else state.num_tokens
+            expected = state.num_inputs if state.asked.full_grids else state.num_tokens
             if x.shape[1] != expected:
                 raise RuntimeError(
                     f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
@@ -401,17 +399,18 @@ class ReducedBlock(nn.Module):
                 "no forward runs"
             )
         # a recomputed first block reads both from its input, since the embedding does not run again
-        full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
-        call = self.trace.call
+        asked, call = self.trace.asked, self.trace.call
+        if isinstance(stamp, TokenState) and stamp.asked.full_grids:
+            asked = stamp.asked
         grid = call.grid
         if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
             call.grid = None
         elif isinstance(stamp, TokenState):
             grid = stamp.grid
         banking = self.restore in ("end", "last_block")
-        state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
+        state = TokenState.start(x, self.num_prefix, grid, banking, asked)
         self.trace.start(state, self.reducer.config)
-        if full_grid or grid is not None:
+        if asked.full_grids or grid is not None:
             setattr(x, STAMP, state)
         return state
 
@@ -432,18 +431,19 @@ class ReducedBlock(nn.Module):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Record the state, un-merge where the output must be complete, and stamp the state on the tokens."""
-        if not (self.last or state.full_grid):  # the usual case: every check costs as much as an operator
+        if not (self.last or state.asked.full_grids):  # the usual case: every check costs as much as an operator
             self.trace.leave(self.depth, state, False)
             setattr(x, STAMP, state)
             return x
         if state.banking and self.last:
             x, state = state.bring_back(x)
         restored = state.banking and len(state.bank) > 0
-        if state.full_grid and (state.mixed or (restored and not self.last)):
+        asked = state.asked
+        if asked.full_grids and (state.mixed or (restored and not self.last)):
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
-        fewer = state.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
-        full = state.full_grid and not (self.last and self.trace.call.spares_last)
+        fewer = asked.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
+        full = asked.full_grids and not (self.last and asked.spares_last)
         if state.reduced and (full or (self.unmerge_at_end and not fewer)):
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:
@@ -665,7 +665,7 @@ def access(name: str, root: str = "model") -> str:
 class Exchange(nn.Module):
     """Marks modules that exchange information between two streams of tokens: ViTTM's heads, LookupViT's attention.
 
-    The MAC counter (`vitrim.measure.macs`) lists products inside their ``forward`` separately: published figures count
+    The MAC counter (`vitrim.engines.macs`) lists products inside their ``forward`` separately: published figures count
     them even where they leave out the blocks' self-attention.
 
     Example:

@@ -299,35 +299,3 @@ def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any)
 
 
 BOTH_WAYS = Loop(_both_ways)
-
-
-def _class_mean(q: Any, memory: Any, image: int, head: int, token: int, scale: float, bias: Any, mean: Any) -> None:
-    """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d); see `memory_of`."""
-    _, heads, dim = q.shape
-    row = np.empty(mean.shape[1], mean.dtype)
-    one = mean.dtype.type(1.0)
-    for b in range(mean.shape[0]):
-        mean[b, :] = 0
-        for h in range(heads):
-            query = q[b, h] * mean.dtype.type(scale)
-            largest = mean.dtype.type(-np.inf)
-            for n in range(len(row)):
-                at = b * image + h * head + n * token
-                key = memory[at : at + dim]
-                product = query[0] * key[0]
-                for c in range(1, dim):
-                    product += query[c] * key[c]
-                if len(bias) > 0:
-                    product += bias[b, h, n]
-                row[n] = product
-                largest = max(largest, product)
-            total = mean.dtype.type(0.0)
-            for n in range(len(row)):
-                row[n] = np.exp(row[n] - largest)
-                total += row[n]
-            share = one / (total * mean.dtype.type(heads))
-            for n in range(len(row)):
-                mean[b, n] += row[n] * share
-
-
-CLASS_MEAN = Loop(_class_mean)

@@ -1,7 +1,7 @@
 """Tokens at every block of a reduced model, and the multiply-accumulates (MACs) saved: the numbers a handle prints.
 
 Tokens are planned, or counted as forwards record them. MACs are estimated from the sizes of the weights, without
-running anything; `vitrim.measure.macs` counts a forward.
+running anything; `vitrim.engines.macs` counts a forward.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[TokenRun]:
         images = [(1, 1, [*counts]) for counts in zip(*(state.tokens_of_images() for state in states), strict=True)]
     else:  # padding slots are computed
         images = [(first.rows // first.windows, first.windows, [state.num_tokens // first.windows for state in states])]
-    rows = None if states[-1].full_grid else blocks[-1].head_rows
+    rows = None if states[-1].asked.full_grids else blocks[-1].head_rows
     runs = []
     for number, windows, counts in images:
         left = (*counts[1:-1], rows or counts[-1])

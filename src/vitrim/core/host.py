@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrim.core.block import Installed, ReducedBlock, class_of, is_altered, reduced_in, replaced
 from vitrim.core.plan import Head, HostFacts, Purpose
 from vitrim.core.selection import Choosing, Selector
-from vitrim.core.tokens import Trace
+from vitrim.core.tokens import Asked, Trace
 from vitrim.core.versions import constant
 from vitrim.errors import UnsupportedModelError
 
@@ -258,7 +258,7 @@ class ZeroHook(Installed):
 
     def __call__(self, norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         latest = self.trace.call.latest
-        if latest is None or not (self.always or latest[1].full_grid) or args[0].dim() != 3:
+        if latest is None or not (self.always or latest[1].asked.full_grids) or args[0].dim() != 3:
             return None
         return output.masked_fill((args[0] == 0).all(-1, keepdim=True), 0.0)
 
@@ -298,7 +298,7 @@ class DenseCall(Installed):
     trace: Trace
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.trace.returning(dense=True):
+        with self.trace.asking(Asked(full_grids=True)):
             return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
 
 

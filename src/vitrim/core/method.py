@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -17,8 +17,8 @@ from vitrim.core.schedule import (
     OnMultiples,
     Pattern,
     effective_keep,
-    half,
     keep_rate,
+    one_token,
     quarter_blocks,
     square_of,
 )
@@ -134,6 +134,30 @@ class Needs(NamedTuple):
         return self.class_token or self.attention_map or self.probabilities
 
 
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a method that hold whatever its options; a method states only what differs.
+
+    Attributes:
+        training_free: it learns nothing.
+        batch_dependent: with the default options, an image's result depends on the other images of its batch.
+        single_images: counts depend on the images, and graphs for single images support that
+            (`vitrim.core.tokens.flagged`).
+        least_kept: the fewest of the current patch tokens that one layer can leave: by
+            default 1; `vitrim.core.schedule.half` where it merges pairs by bipartite matching.
+        fixed_by: options of ``vitrim export`` that fix the counts of an `Adaptive` method: ``freeze`` by `frozen`,
+            ``capacity`` by `bounded`.
+        version: of its options and parameters, in saved reductions.
+    """
+
+    training_free: bool = True
+    batch_dependent: bool = False
+    single_images: bool = False
+    least_kept: Callable[[int], int] = one_token
+    fixed_by: tuple[Literal["freeze", "capacity"], ...] = ("freeze",)
+    version: int = 1
+
+
 class Flow(NamedTuple):
     """Patch tokens at one block of a plan: ``entering`` it, ``left`` at its end, ``leaving`` it.
 
@@ -162,16 +186,9 @@ class MethodConfig(Options):
 
     paper: ClassVar[str] = ""
     kind: ClassVar[Kind] = "prune"
-    training_free: ClassVar[bool] = True
-    batch_dependent: ClassVar[bool] = False
-    """True if, with the default options, an image's result depends on the other images of its batch."""
-    single_images: ClassVar[bool] = False
-    """Counts depend on the images, and graphs for single images support that (`vitrim.core.tokens.flagged`)."""
-    merges_pairs: ClassVar[bool] = False
-    """A layer merges pairs of patches by bipartite matching, at most half of them."""
+    traits: ClassVar[Traits] = Traits()
     tunable: ClassVar[Tunable | None] = None
     """The option that a slider or a search moves; None if no single option sets how much is removed."""
-    version: ClassVar[int] = 1
 
     _made_for: Mapping[str, Any] | None = PrivateAttr(None)
 
@@ -252,8 +269,8 @@ class MethodConfig(Options):
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
 
     def in_graph(self, batch: int | None) -> str | None:
-        """The `obstacle` for a graph with a fixed ``batch`` (None: any). A batch of 1 allows `single_images`."""
-        return None if batch == 1 and self.single_images and self.is_adaptive() else self.obstacle()
+        """The `obstacle` for a graph with a fixed ``batch`` (None: any). A batch of 1 allows `Traits.single_images`."""
+        return None if batch == 1 and self.traits.single_images and self.is_adaptive() else self.obstacle()
 
     def unplaced(self) -> str | None:
         """The reason why tokens belong to no place in the image; None if every patch has a value.
@@ -261,11 +278,6 @@ class MethodConfig(Options):
         A head that averages patches then averages these tokens; a dense head is refused.
         """
         return "mixes patches into tokens that belong to none" if self.kind == "soft" else None
-
-    @classmethod
-    def least_kept(cls, current: int) -> int:
-        """The fewest patch tokens that one layer can leave: 1, or half if it `merges_pairs`."""
-        return half(current) if cls.merges_pairs else 1
 
     def added_tokens(self) -> int:
         """Tokens that a reduction creates besides those it keeps (EViT's fused token)."""
@@ -328,7 +340,7 @@ class MethodConfig(Options):
             return initial
         if amount is None:
             return current
-        kept = effective_keep(amount, self.least_kept(current), initial, current, grid)
+        kept = effective_keep(amount, self.traits.least_kept(current), initial, current, grid)
         return kept + self.added_tokens() if kept < current else current
 
     def pruned(self, depth: int, num_layers: int, current: int, left: int) -> int:
@@ -370,9 +382,6 @@ def refuse_align(config: MethodConfig) -> None:
 class Adaptive(MethodConfig):
     """Options of methods whose counts depend on the images, unless their option ``r`` fixes them."""
 
-    fixed_by: ClassVar[tuple[Literal["freeze", "capacity"], ...]] = ("freeze",)
-    """Options of ``vitrim export`` that fix the counts: ``freeze`` by `frozen`, ``capacity`` by `bounded`."""
-
     def is_adaptive(self) -> bool:
         fixed: object = getattr(self, "r", None)
         return fixed is None
@@ -400,7 +409,7 @@ class StagedConfig(MethodConfig):
         (3, 6, 9)
     """
 
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+    runtime = frozenset({"keep_rate"})
     tunable = Tunable("keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", first_place=0)
 
     keep_rate: Share | tuple[Share, ...] = Field(

@@ -211,8 +211,9 @@ class Layer:
         compiling = torch.compiler.is_compiling()
         if not compiling and (initial, current, grid) in self._kept:
             return self._kept[initial, current, grid]
-        amount = self.amount
-        kept = current if amount is None else effective_keep(amount, config.least_kept(current), initial, current, grid)
+        amount, kept = self.amount, current
+        if amount is not None:
+            kept = effective_keep(amount, config.traits.least_kept(current), initial, current, grid)
         if not compiling:
             self._kept[initial, current, grid] = kept
         return kept

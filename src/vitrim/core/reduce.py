@@ -61,7 +61,7 @@ def reduce_(
             Optional with ``select``.
         record: keep the state after every block of the last forward (``reduction.states``).
         compact: give the language model of the vision-language ``model`` only the remaining tokens. Prompts follow, in
-            ``model(...)`` and ``model.generate(...)``. See docs/hosts.md.
+            ``model(...)`` and ``model.generate(...)``. See docs/selection.md.
         select: a selector of image tokens, ``"divprune:tokens=64"``, which chooses those that the language model of the
             vision-language ``model`` gets. Implies ``compact``. See docs/selection.md.
 
@@ -169,7 +169,7 @@ def _reduce(
     refuse_while_running(part)
 
     # only now edit
-    trace = Trace(record, FormOfModel(host, part, forms))
+    trace = Trace(record, FormOfModel(host, part, forms), forms[0].call_class)
     trace.changing = True
     adopt(host.blocks(part), forms, config, fit, within is not None, trace)
     reduction = Reduction(part, config, trace, other_facts, within is not None, selector)
@@ -395,7 +395,7 @@ class Reduction:
         if not self.config.is_adaptive():
             return self._planned()
         call = self._trace.call
-        if not self._trace.recording or not call.states or call.entered[0].config is not self.config:
+        if not self._trace.recording or call.final is None or call.entered[0].config is not self.config:
             return None  # only with the current options: `set` may have changed them since
         return recorded(call, self._blocks())
 
@@ -451,7 +451,7 @@ class Reduction:
         """The states of this thread's last forward: on entry, then after every block. Needs ``record``."""
         if not self._trace.recording:
             raise VitrimError("states are kept only when recording: vitrim.reduce_(..., record=True)")
-        if not self._trace.call.states:
+        if self._trace.call.final is None:
             raise VitrimError(f"no states yet: {NOT_RUN}")
         return self._trace.call.states
 
@@ -476,7 +476,7 @@ class Reduction:
             return [max(counts) for counts in zip(*(run.of_images("leaving") for run in self._planned()), strict=True)]
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
-        return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
+        return counts if rows is None or self.states[-1].asked.full_grids else [*counts[:-1], rows]
 
     @property
     def _facts(self) -> HostFacts:

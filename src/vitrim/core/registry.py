@@ -36,7 +36,6 @@ from vitrim.errors import UnsupportedModelError, VitrimError, check_known, unkno
 
 C = TypeVar("C", bound=MethodConfig)
 H = TypeVar("H", bound=Host)
-V = TypeVar("V", bound=VisionLanguage)
 L = TypeVar("L", bound=Library)
 R = TypeVar("R")
 S = TypeVar("S", bound=Selector)
@@ -163,11 +162,6 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
     return _HOSTS.register(model_classes)
 
 
-def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
-    """Class decorator: register a family of vision-language models for classes ``module.ClassName``."""
-    return _VISION_LANGUAGE.register(model_classes)
-
-
 def register_library(*names: str) -> Callable[[type[L]], type[L]]:
     """Class decorator: register a `Library` for all models of some libraries, or for classes ``module.ClassName``."""
     return _LIBRARIES.register(names)
@@ -277,7 +271,7 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
         )
     raise UnsupportedModelError(
         f"compact=True is for vision-language models, and {type(model).__name__} is none that is known: see 'Fewer "
-        "image tokens for a language model' in docs/hosts.md"
+        "image tokens for a language model' in docs/selection.md"
     )
 
 
@@ -512,9 +506,10 @@ def parse_method(text: str) -> MethodConfig:
         except VitrimError as error:
             hint = "" if found["method"] in methods() else "; import the file that registers it if it is your own"
             raise VitrimError(f"{path}: {error}{hint}") from None
-        if found.get("version", config.version) != config.version:
+        version = config.traits.version
+        if found.get("version", version) != version:
             raise VitrimError(
-                f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
+                f"{path} is of version {found['version']} of {config.name}, this vitrim has version {version}"
             )
         return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
     name, options = read_options(text, "tome:r=13")

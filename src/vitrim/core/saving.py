@@ -81,7 +81,7 @@ def entries(config: MethodConfig, tuned: Mapping[str, Any]) -> dict[str, Any]:
 def _named(config: MethodConfig) -> dict[str, Any]:
     """The entries from which a method is made again."""
     options = json.loads(config.model_dump_json(include=config.model_fields_set))
-    return {"format": FORMAT, "method": config.name, "version": config.version, "options": options}
+    return {"format": FORMAT, "method": config.name, "version": config.traits.version, "options": options}
 
 
 def record(text: str, path: Path) -> dict[str, Any]:
@@ -139,10 +139,9 @@ def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) 
     saved = read_reduction(folder)
     if saved["method"] != config.name:
         raise VitrimError(f"{folder} holds parameters of {saved['method']}, this model is under {config.name}")
-    if saved.get("version") != config.version:
-        raise VitrimError(
-            f"{folder} holds version {saved.get('version')} of {config.name}, this vitrim has version {config.version}"
-        )
+    held, version = saved.get("version"), config.traits.version
+    if held != version:
+        raise VitrimError(f"{folder} holds version {held} of {config.name}, this vitrim has version {version}")
     weights: dict[str, Tensor] = {}
     if saved.get("weights"):
         path = folder / saved["weights"]

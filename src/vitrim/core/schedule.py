@@ -207,6 +207,11 @@ def effective_keep(amount: Amount, least: int, initial: int, current: int, grid:
     return max(min(amount.keep(initial, current), current), min(reach, current))
 
 
+def one_token(current: int) -> int:
+    """The fewest patch tokens most methods can leave."""
+    return 1
+
+
 def half(current: int) -> int:
     """The fewest patch tokens a bipartite matching can leave, merging every pair.
 

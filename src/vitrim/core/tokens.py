@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -264,6 +264,32 @@ def is_traced() -> bool:
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The outputs that a forward is asked for besides its own, fixed when it begins (`Trace.asking`).
+
+    Attributes:
+        full_grids: all N0 tokens after every block, un-merged (dense outputs): merged ones as copies of their group,
+            pruned ones as zeros. Blocks still compute on reduced tokens; the cost is two gathers per block.
+        spares_last: except after the last block, which returns what it otherwise would (survivors, soft tokens).
+        compact: the remaining tokens as they are, for a language model; their states are kept.
+        watched: depths of the blocks whose attention is kept, in `Call.attentions`.
+    """
+
+    full_grids: bool = False
+    spares_last: bool = False
+    compact: bool = False
+    watched: frozenset[int] = frozenset()
+
+    def __or__(self, other: Asked) -> Asked:
+        return Asked(
+            self.full_grids or other.full_grids,
+            self.spares_last or other.spares_last,
+            self.compact or other.compact,
+            self.watched | other.watched,
+        )
+
+
 class Banked(NamedTuple):
     """Tokens (B, K, C) that one reduction put into the bank, with size (B, K) and carry (B, K, ...)."""
 
@@ -285,16 +311,15 @@ class TokenState:
         uniform: nothing has merged: every size is 1, and attention needs no key bias.
         reduced: order or length has changed: position tables must be gathered by ``position``.
         lost: some input tokens were pruned for good.
-        full_grid: blocks output all N0 tokens, un-merged (dense outputs).
         mixed: some tokens are soft mixtures, which cannot be recovered from the full grid.
         grid: rows and columns of the patches of this forward, in raster order; None if no method needs them
             (`Needs.grid`), or they are unknown (patch dropout).
         held: (B, N, C) tokens for the next block, where the full grid does not determine them; else None.
         bank: pruned tokens that a later block brings back.
         banking: everything pruned goes to the bank, because its place will be read (`MethodConfig.restore`).
-        compact: remaining tokens are output as they are, for a language model (`Call.compact`).
         carry: tensors (B, N, ...) of a method, moved with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
+        asked: what this forward is to return.
 
     Example:
         >>> state = TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)
@@ -309,25 +334,23 @@ class TokenState:
     uniform: bool = True
     reduced: bool = False
     lost: bool = False
-    full_grid: bool = False
     mixed: bool = False
     grid: tuple[int, int] | None = None
     held: Tensor | None = None
     bank: tuple[Banked, ...] = ()
     banking: bool = False
-    compact: bool = False
     carry: Mapping[str, Tensor] = field(default_factory=dict)
     aux: tuple[tuple[str, int, Tensor], ...] = ()
+    asked: Asked = Asked()
 
     @classmethod
     def start(
         cls,
         x: Tensor,
         num_prefix: int,
-        full_grid: bool = False,
         grid: tuple[int, int] | None = None,
         banking: bool = False,
-        compact: bool = False,
+        asked: Asked = Asked(),
     ) -> TokenState:
         """The state of unreduced tokens ``x`` (B, N, C). A ``grid`` is ignored if patch dropout left fewer."""
         batch, n = x.shape[0], x.shape[1]
@@ -336,7 +359,7 @@ class TokenState:
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
         index_map = IndexMap(index, index)
-        return cls(size, index_map, num_prefix, full_grid=full_grid, grid=grid, banking=banking, compact=compact)
+        return cls(size, index_map, num_prefix, grid=grid, banking=banking, asked=asked)
 
     @property
     def source(self) -> Tensor:
@@ -542,51 +565,47 @@ class Entered(NamedTuple):
     windows: int = 1
 
 
+class Note(NamedTuple):
+    """The attention of one watched block (`Asked.watched`): its depth, queries and keys, and the state of its tokens.
+
+    ``images`` are the indices of the rows among the images of the whole call; None for all in order.
+    """
+
+    depth: int
+    attention: Any
+    state: TokenState
+    images: tuple[int, ...] | None = None
+
+
 @dataclass(eq=False)
 class Call:
-    """A thread's running or last forward.
+    """A thread's running or last forward: what is asked of it, and what it records.
+
+    A family whose blocks share more than that has a subclass (`ReducedBlock.call_class`).
 
     Attributes:
+        asked: of all forwards in the current context.
+        once: of the next forward alone; None for nothing more.
+        grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`), if the method asks for them.
+        patches: the number of the latest patches, at most; None if unknown.
         entered: what entered the first block, once per image size.
         latest: depth and state of the last block that ran.
         final: the state after the last block.
-        states: of a complete forward: the initial one, then one per block. Empty unless recording.
-        running: the same for an incomplete forward.
-        full_grids: forwards return full grids (`Trace.returning`).
-        next_full_grid: only the next forward does.
-        spares_last: the last block returns what it would without full grids (survivors, soft tokens) to its head.
-        compact: forwards return fewer tokens (`Trace.returning`).
+        states: the initial one, then one per block that has run. Empty unless recording.
+        attentions: of watched blocks.
         image_places: tokens of each image that last went to the language model; None before.
-        grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`), if the method asks for them.
-        patches: the number of the latest patches, at most; None if unknown.
-        maps: forwards return attention maps.
-        map: the map of the running block.
-        table: a table that a module of the host made for all blocks of a forward.
-        passed: arguments of the model's call that its library passes on to a user's attention function.
-        images: indices of the images of a call that the next forward has; None for all.
-        watched: depths of the blocks whose attention is kept (`Trace.watching`).
-        attentions: the kept ones: depth, `Attention`, state of its tokens, and ``images``.
     """
 
+    asked: Asked = Asked()
+    once: Asked | None = None
+    grid: tuple[int, int] | None = None
+    patches: int | None = None
     entered: tuple[Entered, ...] = ()
     latest: tuple[int, TokenState] | None = None
     final: TokenState | None = None
     states: tuple[TokenState, ...] = ()
-    running: tuple[TokenState, ...] = ()
-    full_grids: bool = False
-    next_full_grid: bool = False
-    spares_last: bool = False
-    compact: bool = False
+    attentions: list[Note] = field(default_factory=list)
     image_places: list[ImagePlaces] | None = None
-    grid: tuple[int, int] | None = None
-    patches: int | None = None
-    maps: bool = False
-    map: Tensor | None = None
-    table: Tensor | None = None
-    passed: Mapping[str, Any] = field(default_factory=dict)
-    images: tuple[int, ...] | None = None
-    watched: frozenset[int] = frozenset()
-    attentions: list[tuple[int, Any, TokenState, tuple[int, ...] | None]] = field(default_factory=list)
 
 
 class Form(Protocol):
@@ -599,8 +618,8 @@ class Form(Protocol):
 class _Calls(threading.local):
     """This thread's `Call`, in an object of its own because torch.compile loses writes to a thread-local."""
 
-    def __init__(self) -> None:
-        self.own = Call()
+    def __init__(self, kind: type[Call]) -> None:
+        self.own = kind()
 
 
 class Trace:
@@ -614,78 +633,64 @@ class Trace:
         recording: keep the state after every block.
         form: raises `UnsupportedModelError` if the reduced model was modified in a way it does not support, or given
             more tokens than it has patches (`vitrim.core.host.FormOfModel`); None for no check.
+        kind: of the calls (`ReducedBlock.call_class`).
         changing: the reduction is being changed; forwards that start now are refused.
     """
 
-    def __init__(self, recording: bool = False, form: Form | None = None) -> None:
+    def __init__(self, recording: bool = False, form: Form | None = None, kind: type[Call] = Call) -> None:
+        self.kind = kind
         self.recording = recording
         self.form = form
         self.changing = False
-        self._calls = _Calls()
+        self._calls = _Calls(kind)
 
     @property
     def call(self) -> Call:
         return self._calls.own
 
     @property
-    def full_grid(self) -> bool:
-        """True if this thread's next forward returns full grids (dense outputs)."""
-        return self.call.full_grids or self.call.next_full_grid
+    def asked(self) -> Asked:
+        """The outputs that this thread's next forward is asked for."""
+        call = self._calls.own
+        return call.asked if call.once is None else call.asked | call.once
 
     def start(self, state: TokenState, config: Any = None) -> None:
         """Begin a forward under ``config``: discard this thread's previous states, and check `form`."""
-        call = self.call
+        call = self._calls.own
         more = 0 if call.patches is None else state.initial_patches - whole(call.patches)
         call.patches = None  # used once, as the grid
         if self.form is not None:
             self.form(more)
-        call.next_full_grid = False
+        call.once = None
         call.entered = (Entered(config, whole(state.size.shape[0]), state.initial_patches, state.grid),)
         call.latest = call.final = None
-        call.states = ()
-        call.running = (state,) if self.recording or call.compact else ()
+        call.states = (state,) if self.recording or state.asked.compact else ()
 
     def leave(self, depth: int, state: TokenState, last: bool) -> None:
         """Record the state in which block ``depth`` left the tokens."""
-        call = self.call
+        call = self._calls.own
         call.latest = (depth, state)
-        if call.running and len(call.running) == depth + 1:  # a recomputed block is already there
-            call.running = (*call.running, state)
+        if call.states and len(call.states) == depth + 1:  # a recomputed block is already there
+            call.states = (*call.states, state)
         if last:
             call.final = state
-            call.states = call.running
 
     @contextmanager
-    def returning(self, *, dense: bool = False, fewer: bool = False) -> Iterator[None]:
-        """Set what this thread's forwards return within the context, in addition to outer contexts.
-
-        Args:
-            dense: all N0 tokens after every block: merged ones as copies of their group, pruned ones as zeros. Blocks
-                still compute on reduced tokens; the cost is two gathers per block.
-            fewer: the remaining tokens, not un-merged unless ``dense``, for a language model. Their states are kept.
-        """
-        call = self.call
-        before = call.full_grids, call.compact
-        call.full_grids, call.compact = call.full_grids or dense, call.compact or fewer
-        try:
-            yield
-        finally:
-            call.full_grids, call.compact = before
-
-    @contextmanager
-    def watching(self, depths: Iterable[int]) -> Iterator[list[tuple[int, Any, TokenState, tuple[int, ...] | None]]]:
-        """Keep the attention of the blocks at ``depths`` in this thread's forwards within the context.
+    def asking(self, asked: Asked) -> Iterator[list[Note]]:
+        """Ask more of this thread's forwards within the context, in addition to outer contexts.
 
         Yields:
-            A list that grows, with entries as in `Call.attentions`.
+            The attention of watched blocks, a list that grows.
         """
-        call = self.call
-        before = call.watched, call.attentions
-        call.watched, call.attentions = frozenset(depths), []
+        call = self._calls.own
+        before, notes = call.asked, call.attentions
+        call.asked = before | asked
+        if not before.watched:
+            call.attentions = []
         try:
             yield call.attentions
         finally:
-            call.watched, call.attentions = before
+            call.asked, call.attentions = before, notes
 
-    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Form | None]]:
-        return Trace, (self.recording, self.form)
+    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Form | None, type[Call]]]:
+        return Trace, (self.recording, self.form, self.kind)

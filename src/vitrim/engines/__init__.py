@@ -3,17 +3,16 @@
     file = vitrim.export(model, "tome:r=13", "m.onnx")
     logits = file.run(images)
 
-A `Program` is the exported module; a `Format` writes it and names the engine that runs it; `check` compares the two;
-`freeze` and `bound` fix the token counts of adaptive methods. The folder is not called ``export``, because a package of
-that name would hide the function `vitrim.export`.
+An `Engine` prepares a model and gives a `Runnable`: a module, or a file. A `Program` is the exported module; a `Format`
+writes it and names the engine that runs it; `check` compares the two; `freeze` and `bound` fix the token counts of
+adaptive methods.
 """
 
 from vitrim.engines.exported import Exported
 from vitrim.engines.formats import engines, register_format
 from vitrim.engines.formats.base import Format
-from vitrim.engines.program import Parity, check
+from vitrim.engines.parity import Parity, check
 from vitrim.engines.static import bound, freeze
-from vitrim.engines.writing import export
 
 __all__ = [
     "Exported",
@@ -22,7 +21,6 @@ __all__ = [
     "bound",
     "check",
     "engines",
-    "export",
     "freeze",
     "register_format",
 ]

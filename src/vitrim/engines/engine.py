@@ -1,7 +1,7 @@
 """Engines to time a model on, each in a precision: eager PyTorch, torch.compile, and engines that run files.
 
-An engine prepares a model for batches of one size, which may take minutes, and returns a function that runs it. Every
-format of `vitrim.engines.formats` is an engine.
+An engine prepares a model for batches of one size, which may take minutes, and returns a `Runnable`. Every format of
+`vitrim.engines.formats` is an engine.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
+from vitrim.engines.copies import shared_copy
 from vitrim.engines.exported import Exported
 from vitrim.engines.formats import formats
 from vitrim.engines.formats.base import PRECISIONS, Format, as_array, check_quantiser
 from vitrim.engines.formats.pt2 import compiler_lack
-from vitrim.engines.writing import FileSpec, export
+from vitrim.engines.runnable import Module, Runnable
+from vitrim.engines.writing import Draft, FileSpec, write
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
-from vitrim.measure.copies import shared_copy
-from vitrim.measure.in_files import FileModel
-from vitrim.measure.memory import peak_memory_mib
-
-Run: TypeAlias = Callable[[Tensor], Any]
-"""Maps images (B, C, H, W) in the engine's dtype to the model's output; B is the batch size of the preparation."""
+from vitrim.loading import ModelSpec
+from vitrim.tasks.classes import class_names
 
 COMPILED_VARIANTS = 1000
 
@@ -82,12 +80,12 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Runnable:
         """Prepare ``model`` for batches like these images.
 
         Args:
             model: dense or reduced, in eval mode and in `dtype`; may be kept, is not changed.
-            images: (B, C, H, W) float32.
+            images: (B, C, H, W), normalised.
             folder: for files, which must exist as long as the result is used. Engines with the same folder share the
                 files of a model.
             calibration: (N, C, H, W) to calibrate int8 on; None for ``images``.
@@ -95,10 +93,6 @@ class Engine(ABC):
 
     def remark(self) -> str | None:
         """A sentence for the user on how the engine computes here; None if there is nothing to note."""
-        return None
-
-    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        """Peak memory in MiB of ``run``, prepared from ``model``; None if it cannot be measured: it is not torch's."""
         return None
 
 
@@ -189,26 +183,6 @@ def engines_named(
     return found, lacking
 
 
-class Opened(Engine):
-    """The engine of an existing exported file."""
-
-    def __init__(self, file: FileModel) -> None:
-        self.label, self.precisions = file.file.engine, (file.file.precision,)
-        super().__init__(file.file.precision)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32  # dtype of the input
-
-    def check(self, device: torch.device) -> None:
-        if device.type != "cpu":
-            raise VitrimError(f"files run on the CPU, not on {device.type}")
-
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
-        model(images)  # the first run opens the file
-        return model
-
-
 # ---- of torch --------------------------------------------------------------------------------------------------------
 
 
@@ -221,13 +195,8 @@ class Eager(Engine):
     def check(self, device: torch.device) -> None:
         """Never refuse."""
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
-        return model
-
-    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        # of a copy, because this forward would release what the model still holds of its last one
-        copied = shared_copy(model)
-        return peak_memory_mib(lambda: copied(images), images.device)
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Runnable:
+        return Module(model, self.label, self.precision, len(images))
 
 
 class Compiled(Engine):
@@ -250,17 +219,15 @@ class Compiled(Engine):
         if lack is not None:
             raise MissingPackageError(f"engine compile needs a C++ compiler, and there is none here ({lack})")
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Runnable:
         import torch._inductor.config as inductor  # takes a second to load
 
         # the option distinguishes compiled variants of one code; tracing reads the setting
-        run: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
+        call: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
+        made = Module(model, self.label, self.precision, len(images), call)
         with torch.inference_mode(), inductor.patch(freezing=self.freezing):
-            run(images)
-        return run  # type: ignore[no-any-return]
-
-    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        return peak_memory_mib(lambda: run(images), images.device)
+            made.run(made.given(images))
+        return made
 
 
 @contextmanager
@@ -323,7 +290,7 @@ class FileEngine(Engine):
 
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         why = config.in_graph(batch)
-        if why is None or not config.single_images:
+        if why is None or not config.traits.single_images:
             return why
         return f"{why}; its file is for single images: --batch-size 1"
 
@@ -331,7 +298,7 @@ class FileEngine(Engine):
     def dtype(self) -> torch.dtype:
         return torch.float32
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> FileRun:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Exported:
         """Export the model and run it once, which opens the engine.
 
         The fp32 file is written first and then converted to another precision, unless the files are in ``folder``. A
@@ -345,8 +312,10 @@ class FileEngine(Engine):
             height, width = images.shape[2:]
             reduction = get_reduction(model)
             follows = reduction is not None and reduction.config.is_adaptive()
-            check = calibration if follows and calibration is not None else 0
-            file = export(model, None, place, FileSpec(self.kind.name, size, size=(height, width)), check=check)
+            name, classes = ModelSpec(model).load().name, class_names(model)
+            wanted = FileSpec(self.kind.name, size, size=(height, width), name=name, classes=classes)
+            draft = Draft.of(shared_copy(model), wanted, self.kind)
+            file = write(draft, place, calibration if follows else None, real=True)
         if self.precision != "fp32":
             made = place.with_stem(f"{place.stem}-{self.precision}")
             if made.exists():
@@ -355,16 +324,5 @@ class FileEngine(Engine):
                 given = images if calibration is None or len(calibration) < size else calibration
                 batches = [as_array(each) for each in given.split(size) if len(each) == size]
                 file = file.in_precision(self.precision, made, batches)
-        run = FileRun(file)
-        run(images)
-        return run
-
-
-class FileRun:
-    """Runs batches through an exported file."""
-
-    def __init__(self, file: Exported) -> None:
-        self.file = file
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return torch.from_numpy(self.file.run(as_array(images)))
+        file.run(file.given(images))
+        return file

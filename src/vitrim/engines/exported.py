@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -21,8 +21,12 @@ import torch
 from torch import Tensor
 
 from vitrim.checked import Positive, checked_call
+from vitrim.core.library import Library
+from vitrim.core.plan import Preprocessing
+from vitrim.core.registry import register_library
 from vitrim.engines.formats import format_named, formats
 from vitrim.engines.formats.base import PRECISIONS, Array, Format, Run, as_array
+from vitrim.engines.program import as_read
 from vitrim.errors import VitrimError, check_known, first_line, os_errors
 from vitrim.files import json_text
 from vitrim.report import Report
@@ -33,14 +37,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 Shape = tuple[int | str, ...]
-
-
-class ExportReport(Report):
-    """A description of the exported file, and its speed if it was timed."""
-
-    def parts(self) -> Iterator[Any]:
-        yield from self.notes
-        yield from self.tables
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class Exported:
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     threads: int | None = None
     trust: bool = False
-    report: ExportReport | None = field(default=None, repr=False, compare=False)
+    report: Report | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.threads is not None and not self.kind.own_threads:
@@ -220,6 +216,73 @@ class Exported:
     def on(self, images: Array | Tensor) -> Callable[[], Array]:
         """A callable that runs ``images``, e.g. for `vitrim.measure.latency.time_interleaved`."""
         return partial(self.run, images)
+
+    def given(self, images: Tensor) -> Array:
+        """Normalised images (B, C, H, W) as `run` takes them: as they are, or as bytes."""
+        return as_array(as_read(images, self.preprocessing) if self._takes_bytes else images.float().contiguous())
+
+    def read(self, output: Array) -> Tensor:
+        """An output as a tensor."""
+        return torch.from_numpy(output)
+
+    def peak_mib(self, images: Array) -> float | None:
+        """None: the engine has memory of its own."""
+        return None
+
+    @property
+    def _takes_bytes(self) -> bool:
+        return bool(self.metadata["input"].get("dtype") == "uint8")
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing of its images.
+
+        Raises:
+            VitrimError: the metadata do not name it.
+        """
+        known, sides = self.metadata.get("preprocessing") or {}, [int(side) for side in self.shape[1:]]
+        missing = [name for name in ("mean", "std", "interpolation") if not known.get(name)]
+        if missing:
+            raise VitrimError(f"the metadata of {self.path} do not say how images are prepared (no {missing[0]})")
+        channels, height, width = (sides[2], *sides[:2]) if self._takes_bytes else sides
+        return Preprocessing(
+            channels,
+            (height, width),
+            tuple(known["mean"]),
+            tuple(known["std"]),
+            known["interpolation"],
+            known.get("crop_share") or 1.0,
+            known.get("crop_mode") or "center",
+        )
+
+    @cached_property
+    def num_classes(self) -> int:
+        """The number of classes, as a run finds it; 0 for a file that gives no logits."""
+        shape = (self.batch or 1, *(int(side) for side in self.shape[1:]))
+        found = self.run(np.zeros(shape, self.metadata["input"].get("dtype", "float32")))
+        named = (self.metadata.get("output") or {}).get("name", "logits")
+        return int(found.shape[1]) if named == "logits" and found.ndim == 2 else 0
+
+
+@register_library(f"{Exported.__module__}.{Exported.__qualname__}")
+class FileLibrary(Library):
+    """Answers about exported files, by their metadata: `vitrim.core.registry.ask` takes a file for a model."""
+
+    name = "file"
+
+    def num_classes(self, model: Any) -> int | None:
+        return int(model.num_classes)
+
+    def class_names(self, model: Any) -> Sequence[str] | None:
+        names: Sequence[str] | None = model.metadata.get("classes")
+        return names
+
+    def preprocessing(self, model: Any) -> Preprocessing:
+        found: Preprocessing = model.preprocessing
+        return found
+
+    def embedding_name(self, model: Any) -> str:
+        return str((model.metadata.get("output") or {}).get("embedding", "the file's output"))
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import host_of, parse_method
+from vitrim.engines.copies import shared_copy, take_learned
 from vitrim.errors import VitrimError
-from vitrim.measure.copies import shared_copy, take_learned
 
 MULTIPLE = 8
 """Slots, prefix included, are a multiple of this: matrix units prefer such row counts."""
@@ -98,7 +98,7 @@ def bound(
 
 def _adaptive(config: MethodConfig, way: Literal["freeze", "capacity"]) -> Adaptive:
     """``config``, if ``way`` can fix its counts; else raise `VitrimError`."""
-    if isinstance(config, Adaptive) and config.is_adaptive() and way in config.fixed_by:
+    if isinstance(config, Adaptive) and config.is_adaptive() and way in config.traits.fixed_by:
         return config
     what = "frozen" if way == "freeze" else "given a capacity"
     why = (config.obstacle() or "") if config.is_adaptive() else "its counts are fixed already"

@@ -25,13 +25,17 @@ from vitrim.core.registry import ask, fitting, parse_method, reducible
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.data.dataset import CALIBRATED, calibrating
-from vitrim.engines.engine import Eager, Engine, Opened, Run, compilation, engines_named, listed
+from vitrim.engines.copies import apart, dense_copies, reduced_copy, shared_copy
+from vitrim.engines.engine import Eager, Engine, compilation, engines_named, listed
+from vitrim.engines.exported import Exported
 from vitrim.engines.formats.base import PRECISIONS
-from vitrim.engines.program import Program
+from vitrim.engines.machine import drawing, environment, select_device
+from vitrim.engines.macs import count_macs
+from vitrim.engines.prefill import Prefill, Prompt, as_measured
+from vitrim.engines.runnable import Module, Runnable, outputs
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import PlacedModel
-from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
-from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
+from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_kept, file_words, load, parted
 from vitrim.measure.inputs import DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
@@ -44,12 +48,10 @@ from vitrim.measure.latency import (
     time_interleaved,
     watched_machine,
 )
-from vitrim.measure.machine import drawing, environment, select_device
-from vitrim.measure.macs import count_macs
-from vitrim.measure.prefill import Prefill, Prompt, as_measured
-from vitrim.measure.records import DENSE, Row
-from vitrim.measure.speed_report import SpeedReport
+from vitrim.measure.records import Row
+from vitrim.measure.speed_report import SpeedReport, engine_of
 from vitrim.measure.stopwatch import Stopwatch
+from vitrim.report import DENSE
 from vitrim.tasks import tasks
 
 SCORED = 256
@@ -74,7 +76,7 @@ WHOLE = "whole model"
 def place_of(spec: PlacedModel) -> torch.device:
     """The device of a model: of its spec if given by name, else of its parameters; `VitrimError` if they differ."""
     selected = select_device(str(spec.device or "cpu"))
-    if spec.named:
+    if spec.named or isinstance(spec.model, Exported):
         return selected
     if not isinstance(spec.model, nn.Module):
         raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(spec.model).__name__}")
@@ -146,36 +148,39 @@ def bench(
     prompt = images if isinstance(images, Prompt) else Prompt()
     source = DataSpec.of(None if isinstance(images, Prompt) else images)
     given, beside = parted(methods)
-    on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
-    if on_file is not None:
-        spec, engine = replace(spec, model=on_file), Opened(on_file)
     place = place_of(spec)
-    engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
+    file = spec.model if isinstance(spec.model, Exported) else None
+    names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
+    engines, lacking = ([], []) if file is not None else engines_named(names, precisions, place)
     with drawing(place, seed), ExitStack() as kept:
-        loaded = spec.load(place)
-        own = kept.enter_context(apart(loaded.model))
-        prompt = replace(prompt, select=prompt.select or own.select)
-        given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
-        if on_file is None and not given and not beside:
-            check_alone(own.model)
-        host, configs = _contestants(own.model, given, prompt, source)
-        check_methods(host, configs, engines, sizes, own.learned, on_random=source.source is None)
+        loaded = load(spec, place)
+        if file is not None:
+            check_kept(file, given)
+            host, configs, learned = loaded.model, dict[str, MethodConfig](), None
+        else:
+            own = kept.enter_context(apart(loaded.model))
+            learned, prompt = own.learned, replace(prompt, select=prompt.select or own.select)
+            given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
+            if not given and not beside:
+                check_alone(own.model)
+            host, configs = _contestants(own.model, given, prompt, source)
+            check_methods(host, configs, engines, sizes, learned, on_random=source.source is None)
         dataset = open_images(host, source)
         if dataset is not None and source.limit is not None:
             dataset = dataset.part(spread(len(dataset), source.limit).tolist())
         check_enough(dataset, max(sizes))
-        speeds = Speeds(host, configs, dataset, engines, budget, seed, own.learned, beside, scored=True)
+        speeds = Speeds(host, configs, dataset, engines, budget, seed, learned, beside, scored=True)
         shown = None if dataset is None else source.name(dataset)
-        untrained = untrained_counts(host, configs.values(), own.learned)
-        precisions = ",".join(dict.fromkeys(one.precision for one in engines))
+        untrained = untrained_counts(host, configs.values(), learned)
+        computed = ",".join(dict.fromkeys(one.precision for one in (engines if file is None else [file])))
         facts = {
-            "environment": environment(device=str(place), dtype=precisions, seed=seed),
+            "environment": environment(device=str(place), dtype=computed, seed=seed),
             "weights": loaded.weights,
             "untrained": untrained,
             "images": shown or "random",
             "split": None if dataset is None else dataset.split,
         }
-        notes = [*_notes(speeds, on_file, sizes, shown), *lacking, *untrained_notes(untrained)]
+        notes = [*_notes(speeds, sizes, shown), *lacking, *untrained_notes(untrained)]
         report, tell = SpeedReport("bench", facts, notes=notes), on_report or (lambda _: None)
         tell(report)
         for rows in speeds.at(sizes, on_progress):
@@ -237,14 +242,14 @@ class Speeds:
         scored: compare dense models with fp32 on ``dataset``.
     """
 
-    model: nn.Module
+    model: nn.Module | Exported
     methods: Mapping[str, MethodConfig]
     dataset: ImageDataset | None
     engines: Sequence[Engine]
     budget: Budget
     seed: int
     learned: Path | None
-    files: Mapping[str, FileModel]
+    files: Mapping[str, Exported]
     scored: bool = False
 
     def at(self, sizes: Sequence[int], on_progress: Tell | None = None) -> Iterator[list[Row]]:
@@ -266,11 +271,11 @@ class Speeds:
         else:
             many = size if adaptive_one(self.methods) is None else max(RING, size)
             ring = [images for images, _ in batches(self.dataset, size, limit=many) if len(images) == size]
-            if len({str(engine) for engine in self.engines}) > 1 or self.engines[0].precision != "fp32":
+            if len(self.engines) > 1 or any(engine.precision != "fp32" for engine in self.engines):
                 calibration, held_out = _parted_images(self.dataset, size)
-        like = next(self.model.parameters())
+        device = "cpu" if isinstance(self.model, Exported) else next(self.model.parameters()).device
         return measure(
-            self.model, self.methods, [images.to(like.device) for images in ring],
+            self.model, self.methods, [images.to(device) for images in ring],
             engines=self.engines, budget=self.budget, learned=self.learned, files=self.files, calibration=calibration,
             held_out=held_out if self.scored else None, on_progress=tell,
         )  # fmt: skip
@@ -313,12 +318,12 @@ def adaptive_one(methods: Mapping[str, MethodConfig]) -> str | None:
     return next((name for name, config in methods.items() if config.is_adaptive()), None)
 
 
-def _notes(speeds: Speeds, on_file: FileModel | None, sizes: Sequence[int], images: str | None) -> Iterator[str]:
+def _notes(speeds: Speeds, sizes: Sequence[int], images: str | None) -> Iterator[str]:
     """Yield what is needed to interpret the times; ``images`` is the name of their source."""
     host, methods, engines = speeds.model, speeds.methods, speeds.engines
-    if on_file is not None:
-        reduced = "" if on_file.file.metadata.get("method") == "none" else ", though it is reduced"
-        yield f"{file_words([on_file, *speeds.files.values()])}; the row dense is the first of them{reduced}"
+    if isinstance(host, Exported):
+        reduced = "" if host.metadata.get("method") == "none" else ", though it is reduced"
+        yield f"{file_words([host, *speeds.files.values()])}; the row dense is the first of them{reduced}"
     elif speeds.files:
         yield file_words(list(speeds.files.values()))
     if cost_varies(host):
@@ -334,7 +339,7 @@ def _notes(speeds: Speeds, on_file: FileModel | None, sizes: Sequence[int], imag
     if adaptive:
         given = f"{RING} images of {images}, or one batch if that is more, in turn" if images else "random images"
         yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
-    if images is None and on_file is None and any(engine.precision == "int8" for engine in engines):
+    if images is None and any(engine.precision == "int8" for engine in engines):
         yield "int8: ranges of activations are those of random images, so only its times mean something"
     for name, config in methods.items():
         refused = {f"{one.label} at batch {size}": one.obstacle(config, size) for one in engines for size in sizes}
@@ -347,14 +352,14 @@ def _notes(speeds: Speeds, on_file: FileModel | None, sizes: Sequence[int], imag
 
 
 def measure(
-    model: nn.Module,
+    model: nn.Module | Exported,
     methods: Mapping[str, MethodConfig],
     images: Tensor | Sequence[Tensor],
     *,
     engines: Sequence[str | Engine] = ("eager",),
     budget: Budget | None = None,
     learned: Path | None = None,
-    files: Mapping[str, FileModel] | None = None,
+    files: Mapping[str, Exported] | None = None,
     calibration: Tensor | None = None,
     held_out: Sequence[tuple[Tensor, Any]] | None = None,
     on_progress: Tell | None = None,
@@ -364,7 +369,8 @@ def measure(
     The baseline is the fastest dense model over engines, precisions and attention kernels.
 
     Args:
-        model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; not changed.
+        model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; not changed. Or a file,
+            without methods.
         methods: configs by row name.
         images: (B, C, H, W) on the model's device, (B, n, C, H, W) for a `Prefill`; or several such batches, used round
             by round, for methods whose token counts depend on the images.
@@ -372,7 +378,7 @@ def measure(
             An engine that needs a fixed graph skips methods without one.
         budget: see `bench`.
         learned: folder of a saved reduction, whose parameters the methods of that name load.
-        files: exported files by row name, each on its own engine.
+        files: exported files by row name, each on its own engine; one named "dense" is a dense model, too.
         calibration: (N, C, H, W) for int8; None for ``images``.
         held_out: batches of B images (B, C, H, W) with targets, to compare dense models on.
         on_progress: called with a short text before a model is prepared, and between rounds.
@@ -389,7 +395,7 @@ def measure(
         A dense-prediction model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) has two rows each, with ``part``:
         the layers before its heads, compared with the same part of the dense model, and the entire model.
 
-        For a `vitrim.measure.prefill.Prefill`, rows also have ``text_tokens, prompt_images, image_tokens, new_tokens``
+        For a `vitrim.engines.prefill.Prefill`, rows also have ``text_tokens, prompt_images, image_tokens, new_tokens``
         of a prompt, ``kv_cache_bytes`` per prompt at the end, and ``parts_ms`` (`vitrim.measure.stopwatch.PARTS`,
         medians); images per second count all images of the prompts.
 
@@ -406,11 +412,16 @@ def measure(
         [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
     ring, tell = [images] if isinstance(images, Tensor) else list(images), on_progress or _silent
-    own, device, size = next(model.parameters()).dtype, ring[0].device, len(ring[0])
-    precision = next(name for name, dtype in PRECISIONS.items() if dtype == own)
-    chosen, _ = engines_named(listed(engines), [precision], device)
-    check_engines(chosen, methods, model, size)
-    entries = [*_entries(model, methods, chosen, ring, learned), *_file_entries(files or {}, model)]
+    device, size, chosen = ring[0].device, len(ring[0]), list[Engine]()
+    entries = list(_file_entries(files or {}, model))
+    if isinstance(model, Exported):
+        entries = [*_file_entries({DENSE: model}, model), *entries]
+    else:
+        own = next(model.parameters()).dtype
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == own)
+        chosen, _ = engines_named(listed(engines), [precision], device)
+        check_engines(chosen, methods, model, size)
+        entries = [*_entries(model, methods, chosen, ring, learned), *entries]
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
         _prepare(entries, ring, Path(folder), calibration, tell)
         watched = _Watched(**vars(_whole_turns(budget or Budget(), len(ring))), tell=tell)
@@ -459,18 +470,22 @@ def _entries(
                 for (name, kernel), copied in copies.items():
                     runs = name == DENSE or engine.obstacle(methods[name], len(ring[0])) is None
                     if engine.dtype == dtype and runs:
-                        yield Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
+                        whole = take(copied)
+                        make = partial(engine.prepare, whole)
+                        yield Entry(name, kernel, str(engine), part, whole, promised.get(name, 1.0), make)
 
 
-def _file_entries(files: Mapping[str, FileModel], model: nn.Module) -> Iterator[Entry]:
+def _file_entries(files: Mapping[str, Exported], model: nn.Module | Exported) -> Iterator[Entry]:
     """Yield exported files, each on its own engine."""
-    part = None if ask(model).front(model) is None else WHOLE
+    whole: Any = model
+    part = None if ask(whole).front(whole) is None else WHOLE
     for name, file in files.items():
-        known = file.file.metadata
+        known = file.metadata
         # a file that is the baseline may be reduced itself
-        base = model.file.metadata.get("gmacs") if isinstance(model, FileModel) else known.get("dense_gmacs")
+        base = model.metadata.get("gmacs") if isinstance(model, Exported) else known.get("dense_gmacs")
         promise = base / known["gmacs"] if base and known.get("gmacs") else 1.0
-        yield Entry(name, "", Opened(file), part, file, promise)
+        on = engine_of({"engine": file.engine, "precision": file.precision})
+        yield Entry(name, "host" if name == DENSE else "", on, part, file, promise, lambda *_, file=file: file)
 
 
 def _prepare(
@@ -502,9 +517,10 @@ class Entry:
 
     Attributes:
         kernel: attention kernel of a dense model.
+        on: the engine and its precision.
         part: part of the model; None if the model is timed as one.
         promised: dense MACs over its MACs.
-        run: runs batches; set by `prepare`.
+        make: makes the ``runnable`` from images, a folder and images to calibrate on; see `Engine.prepare`.
         call: one forward of the images.
         seconds: duration of `prepare`.
         parts: timers of the parts of a `Prefill`.
@@ -512,11 +528,12 @@ class Entry:
 
     name: str
     kernel: str
-    engine: Engine
+    on: str
     part: str | None
-    model: nn.Module
+    model: nn.Module | Exported
     promised: float
-    run: Run = field(init=False)
+    make: Callable[[Tensor, Path, Tensor | None], Runnable]
+    runnable: Runnable = field(init=False)
     call: Callable[[], object] = field(init=False)
     seconds: float = field(init=False)
     parts: Stopwatch | None = None
@@ -525,17 +542,16 @@ class Entry:
     def key(self) -> str:
         """The unique name of the entry in a run."""
         kernel = f" ({self.kernel})" if self.kernel else ""
-        on = "" if str(self.engine) == Eager.label else f" on {self.engine}"
+        on = "" if self.on == Eager.label else f" on {self.on}"
         return self.name + kernel + on + ("" if self.part is None else f" [{self.part}]")
 
     def prepare(self, ring: Sequence[Tensor], folder: Path, calibration: Tensor | None) -> None:
         """Compile or export the model for batches like those of ``ring``, with files in ``folder``."""
         folder.mkdir(exist_ok=True)
         start = time.perf_counter()
-        given = [images.to(self.engine.dtype) for images in ring]
-        self.run = self.engine.prepare(self.model, given[0], folder, calibration)
+        self.runnable = self.make(ring[0], folder, calibration)
         with torch.inference_mode():
-            self.call = in_turn(self.run, given)
+            self.call = in_turn(self.runnable.run, [self.runnable.given(images) for images in ring])
         self.seconds = time.perf_counter() - start
 
     def watch(self, within: ExitStack, device: torch.device) -> None:
@@ -564,7 +580,7 @@ def _rows(
     times: Mapping[str, FloatArray],
     names: Sequence[str],
     images: Tensor,
-    model: nn.Module,
+    model: nn.Module | Exported,
     held_out: Sequence[tuple[Tensor, Any]] | None,
     tell: Tell,
 ) -> list[Row]:
@@ -577,18 +593,20 @@ def _rows(
     kernels: dict[tuple[str, str | None], list[Entry]] = {}
     for entry in entries:
         if entry.name == DENSE:
-            kernels.setdefault((str(entry.engine), entry.part), []).append(entry)
+            kernels.setdefault((entry.on, entry.part), []).append(entry)
     dense = {place: quickest(every) for place, every in kernels.items()}
     baseline = {part: quickest(one for one in dense.values() if one.part == part) for _, part in dense}
     kept = [*dense.values(), *(entry for entry in entries if entry.name != DENSE)]
-    exact = _exact(model, held_out) if held_out and None in baseline else None
+    exact = None
+    if held_out and None in baseline and isinstance(model, nn.Module):
+        exact = _exact(model, held_out)
     rows = []
     for entry in sorted(kept, key=lambda entry: names.index(entry.name)):
-        place, base = (str(entry.engine), entry.part), baseline[entry.part]
+        place, base = (entry.on, entry.part), baseline[entry.part]
         facts = _facts(entry, base, images, len(times[base.key]))
         # a file may use an engine without dense entries
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
-        peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
+        peak = entry.runnable.peak_mib(entry.runnable.given(images))
         count = len(images) * facts.get("prompt_images", 1)
         numbers = speed_row(times[entry.key], times[base.key], count, entry.promised)
         own_dense = times[dense.get(place, base).key]
@@ -604,8 +622,10 @@ def _rows(
 def _facts(entry: Entry, base: Entry, images: Tensor, rounds: int) -> dict[str, Any]:
     """The columns of a row that are no speeds: its engine, the baseline, and the prompt of a `Prefill`."""
     facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
-    facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
-    facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision, "dense_kernel": base.kernel}
+    runs, against = entry.runnable, base.runnable
+    compiled = isinstance(runs, Module) and runs.call is not None
+    facts |= {"engine": runs.engine, "precision": runs.precision, "compiled": compiled}
+    facts |= {"dense_engine": against.engine, "dense_precision": against.precision, "dense_kernel": base.kernel}
     prompt = entry.model
     if isinstance(prompt, Prefill):
         facts |= {"text_tokens": prompt.text, "prompt_images": prompt.shape[0]}
@@ -622,17 +642,14 @@ def _exact(model: nn.Module, held_out: Sequence[tuple[Tensor, Any]]) -> Tensor |
     """(N,) classes that the dense model gives the images in fp32; None for a model without classes."""
     if not ask(model).num_classes(model):
         return None
-    plain, device = in_dtype(model, torch.float32), next(model.parameters()).device
-    program = Program(plain)
-    found = [program.tensor(plain(images.to(device, torch.float32))).cpu() for images, _ in held_out]
+    plain = Module(in_dtype(model, torch.float32))
+    found = [outputs(plain, images).cpu() for images, _ in held_out]
     return torch.cat(found).argmax(1) if found[0].ndim == 2 else None
 
 
 def _agreement(entry: Entry, held_out: Sequence[tuple[Tensor, Any]], exact: Tensor) -> dict[str, Any]:
     """The share of images with the class ``exact`` (N,), and top-1 if there are labels."""
-    program, device = Program(entry.model), next(entry.model.parameters()).device
-    given = (images.to(device, entry.engine.dtype) for images, _ in held_out)
-    found = torch.cat([program.tensor(entry.run(images)).float().cpu() for images in given]).argmax(1)
+    found = torch.cat([outputs(entry.runnable, images).cpu() for images, _ in held_out]).argmax(1)
     numbers: dict[str, Any] = {"agreement": (found == exact).double().mean().item()}
     labels = [labels for _, labels in held_out]
     if all(isinstance(one, Tensor) and one.ndim == 1 and bool((one >= 0).all()) for one in labels):
@@ -680,7 +697,7 @@ def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: 
     return found
 
 
-def cost_varies(model: nn.Module) -> bool:
+def cost_varies(model: Any) -> bool:
     """True if the MACs of ``model`` depend on the image content, as those of RoI heads do on the proposals.
 
     Example:

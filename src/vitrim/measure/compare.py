@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,10 +15,14 @@ from torch.utils.data import Subset
 
 from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
+from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, fitting
 from vitrim.data import spread
 from vitrim.data.dataset import calibrating
-from vitrim.engines.engine import Engine, engines_named, listed
+from vitrim.engines.copies import take_learned
+from vitrim.engines.engine import Engine, compilation, engines_named, listed
+from vitrim.engines.exported import Exported
+from vitrim.engines.machine import drawing, environment
 from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.bench import (
@@ -27,20 +33,25 @@ from vitrim.measure.bench import (
     check_alone,
     check_enough,
     check_methods,
+    in_dtype,
     place_of,
 )
 from vitrim.measure.comparison import Comparison
-from vitrim.measure.contestants import contestants
+from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.evaluation import paired_probes, standard_probes
-from vitrim.measure.in_files import FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
-from vitrim.measure.inputs import ScoredData, untrained_methods
+from vitrim.measure.in_files import MethodsAndFiles, check_alike, file_words, parted
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData, untrained_methods
 from vitrim.measure.latency import Budget
-from vitrim.measure.machine import drawing, environment
 from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
-from vitrim.measure.scoring import SCORED_ON_ENGINES, score_on_engines
 from vitrim.measure.task_data import data_facts, open_task
+from vitrim.report import DENSE
 from vitrim.tasks import Task
+
+SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
+"""Tasks that can be scored on the output of a file."""
+UNTOLD = ("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end")
+"""Columns of rows in fp32 that engines do not tell; nor, without what the head reads, the cosine."""
 
 
 @checked_call
@@ -139,6 +150,37 @@ def compare(
     return report
 
 
+def on_engine(
+    model: nn.Module,
+    method: MethodConfig | None,
+    engine: Engine,
+    task: Task,
+    images: Tensor,
+    folder: Path,
+    calibration: Tensor | None = None,
+    learned: Path | None = None,
+) -> Contestant:
+    """A model as an engine computes it, in its precision.
+
+    Args:
+        model: the dense model; not changed.
+        method: None for the dense model.
+        task: one of `SCORED_ON_ENGINES`.
+        images: the first batch. Most adaptive methods run on single images instead.
+        folder: for files; engines with the same folder and dtype share the files of a model.
+        calibration: (N, C, H, W) for int8; None for ``images``.
+        learned: folder of a saved reduction, whose parameters a method of that name loads.
+    """
+    size = len(images) if method is None or engine.obstacle(method, len(images)) is None else 1
+    copied = in_dtype(model, engine.dtype)
+    if method is not None:
+        take_learned(reduce_(copied, method), learned)
+    place = folder / str(engine.dtype)
+    place.mkdir(parents=True, exist_ok=True)
+    runnable = engine.prepare(copied, images[:size], place, calibration)
+    return Contestant(runnable, task, name=DENSE if method is None else method.describe())
+
+
 @dataclass(frozen=True)
 class _Contest:
     """The models that `compare` scores, and the images.
@@ -151,7 +193,7 @@ class _Contest:
 
     loaded: Loaded
     methods: Mapping[str, MethodConfig]
-    files: Mapping[str, FileModel]
+    files: Mapping[str, Exported]
     lower: Sequence[Engine]
     task: Task
     images: ScoredData
@@ -216,27 +258,44 @@ class _Contest:
         count = self.data["images"]
         progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images")
         model, learned, task = self.loaded.model, self.loaded.learned, self.task
-        with one_line_errors(f"batch {self.batch_size}", kept=""):
+        with (
+            one_line_errors(f"batch {self.batch_size}", kept=""),
+            TemporaryDirectory() as folder,
+            compilation(any(engine.compiled for engine in self.lower)),
+        ):
             models = [
                 *contestants(model, list(self.methods.values()), task, dtype=torch.float32, learned=learned),
-                *(OnFile(file, task) for file in self.files.values()),
+                *(Contestant(file, task, name=name) for name, file in self.files.items()),
             ]
-            measurement = Measurement(models, [*standard_probes(task), *paired_probes(task)], task, seed=seed)
-            measurement.follow(self.batches(), progress)
-            scores: list[tuple[Row, Engine | None]] = [(self._with_engine(row), None) for row in measurement.rows()]
+            lower: list[tuple[Contestant, Engine]] = []
             if self.lower:
-                scores += score_on_engines(
-                    model, self.methods, self.lower, self.batches, task,
-                    calibration=self.calibration, learned=learned, seed=seed, on_progress=progress,
-                )  # fmt: skip
-        return scores
+                images = next(self.batches()).images
+                calibration = self.calibration
+                lower = [
+                    (on_engine(model, config, engine, task, images, Path(folder) / name, calibration, learned), engine)
+                    for engine in self.lower
+                    for name, config in {DENSE: None, **self.methods}.items()
+                    if config is None or engine.obstacle(config, 1) is None
+                ]
+            every = [*models, *(one for one, _ in lower)]
+            measurement = Measurement(every, [*standard_probes(task), *paired_probes(task)], task, seed=seed)
+            measurement.follow(self.batches(), progress)
+        rows = measurement.rows()
+        untold = UNTOLD if task.embeds else (*UNTOLD, "cosine")
+        return [
+            *((self._with_engine(row), None) for row in rows[: len(models)]),
+            *(
+                (Row(row.method, {key: row[key] for key in row if key not in untold}), engine)
+                for row, (_, engine) in zip(rows[len(models) :], lower, strict=True)
+            ),
+        ]
 
     def _with_engine(self, row: Row) -> Row:
         """The row; that of a file with its engine and precision."""
         own = self.files.get(row.method)
         if own is None:
             return row
-        return Row(row.method, {**row, "engine": own.file.engine, "precision": own.file.precision})
+        return Row(row.method, {**row, "engine": own.engine, "precision": own.precision})
 
     def files_note(self) -> list[str]:
         return [file_words(list(self.files.values()))] if self.files else []
@@ -248,5 +307,5 @@ class _Contest:
             f"{name} counts on the whole batch: MACs saved are those of batches of {size}, and engines are scored "
             "on single images, of which it may merge more; with --batch-size 1 (batch_size=1) both are of those"
             for name, config in self.methods.items()
-            if config.batch_dependent and any(one.obstacle(config, size) is not None for one in self.lower)
+            if config.traits.batch_dependent and any(one.obstacle(config, size) is not None for one in self.lower)
         ]

@@ -12,9 +12,9 @@ from vitrim.engines.engine import Engine
 from vitrim.measure.bench import WHOLE
 from vitrim.measure.comparison_figure import draw
 from vitrim.measure.evaluation_report import NONE_CHANGED, change_cell, doubts, matched, spelled, unseen
-from vitrim.measure.records import DENSE, Row
+from vitrim.measure.records import Row
 from vitrim.measure.speed_report import bounds, doubt, ms_per_image, named, shows_only_cost, unrest
-from vitrim.report import Report, Table
+from vitrim.report import DENSE, Report, Table
 from vitrim.tasks import Task
 
 

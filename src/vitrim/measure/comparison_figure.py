@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitrim import style
 from vitrim.measure.evaluation_report import spelled
-from vitrim.measure.records import DENSE
 from vitrim.measure.speed_report import engine_of, ms_per_image, named, shows_only_cost
-from vitrim.plots import style
+from vitrim.report import DENSE
 
 LETTER = 0.085
 """Approximate width in inches of a letter in a legend."""

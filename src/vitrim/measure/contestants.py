@@ -18,10 +18,12 @@ from vitrim.core.checks import check_amounts
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_, refuse_reduced
 from vitrim.core.registry import ask, fitting, has_trunk, host_of, parse_method, supported_parts
+from vitrim.engines.copies import shared_copy, take_learned
+from vitrim.engines.exported import Exported
+from vitrim.engines.macs import PARTS, count_parts
+from vitrim.engines.runnable import Runnable, outputs
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.measure.copies import shared_copy, take_learned
-from vitrim.measure.macs import count_parts
-from vitrim.measure.records import DENSE
+from vitrim.report import DENSE
 from vitrim.tasks.base import Task
 
 TOO_MUCH = "asks for more than"
@@ -55,23 +57,65 @@ class Contestant:
     """One model of a comparison.
 
     Args:
-        model: model to run. A ``watched`` model must be a private copy: it keeps hooks.
+        model: module to run, or any `Runnable`, such as an exported file, whose tokens and MACs are those of its
+            metadata. A ``watched`` module must be a private copy: it keeps hooks.
         reduction: handle of a reduced ``model``, made with ``record=True``; None for the dense model.
         watched: record features and, if ``model`` is a host, tokens.
+        name: in rows; by default the method.
+
+    Attributes:
+        like: a tensor with the device and dtype of the images.
+        num_blocks: blocks whose tokens are known.
+
+    Raises:
+        VitrimError: the task needs embeddings, and a file returns logits.
     """
 
     def __init__(
-        self, model: nn.Module, task: Task, reduction: Reduction | None = None, *, watched: bool = False
+        self,
+        model: nn.Module | Runnable,
+        task: Task,
+        reduction: Reduction | None = None,
+        *,
+        watched: bool = False,
+        name: str | None = None,
     ) -> None:
-        # the model, or its reduced part
-        part = model if has_trunk(model) or reduction is None else reduction.model
-        self.forward = _Forward(model, task, part, watched).eval()
-        self.reduction = reduction
-        self.name = DENSE if reduction is None else reduction.config.describe()
+        self.model: Any = model
+        self.task, self.reduction, self.watched = task, reduction, watched
+        self.name = name or (DENSE if reduction is None else reduction.config.describe())
         self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
-        self.watched = watched
         self.sizes: set[tuple[int, int]] = set()
+        self.num_blocks = self.num_tokens = 0
+        self.inputs: list[Tensor] = []
+        if not isinstance(model, nn.Module):
+            if task.embeds and isinstance(model, Exported) and model.num_classes:
+                raise VitrimError(f"{model.path} gives logits, and no embedding: export the model without its head")
+            self.like = torch.empty(0)
+            self.num_blocks = len(model.metadata.get("tokens_per_block") or ())
+            return
+        self.model = model.eval()
+        self.like = next(model.parameters())
+        if watched:
+            self._watch(model)
+
+    def _watch(self, model: nn.Module) -> None:
+        """Record the input of the head, and the number of tokens."""
+        # the model, or its reduced part
+        part = model if has_trunk(model) or self.reduction is None else self.reduction.model
+        trunks = [part] if has_trunk(part) else [inner for _, inner in supported_parts(part)]
+        blocks = host_of(trunks[0]).blocks(trunks[0]) if trunks else []
+        self.num_blocks = len(blocks)
+        for reader in () if self.task.embeds else ask(model).readers(model):
+            reader.register_forward_pre_hook(self._note_input)
+        if blocks:
+            blocks[-1].register_forward_hook(self._note_tokens)
+
+    def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.inputs.append(args[0])
+
+    def _note_tokens(self, module: nn.Module, args: object, output: Tensor) -> None:
+        self.num_tokens = output.shape[1]
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
         """Run one forward of images (B, C, H, W).
@@ -85,33 +129,68 @@ class Contestant:
         Raises:
             VitrimError: the outputs are not finite.
         """
+        if not isinstance(self.model, nn.Module):
+            prediction = self.task.of_output(outputs(self.model, images))
+            self._check_finite(prediction)
+            return self._known(prediction, images)
         macs: Mapping[str, int] | None = None
         counted: tuple[int, int] | None = None
-        self.forward.targets = targets
-        padding = ask(self.forward.model).padding(self.forward.model, images)
+        padding = ask(self.model).padding(self.model, images)
         if count and (self.adaptive or padding):  # images with different padding take different passes
-            macs = count_parts(self.forward, images)
+            whole = _Prediction(self, targets)
+            macs, prediction = count_parts(whole, images), whole.prediction
         else:
             if count:
                 macs = {part: len(images) * number for part, number in self._macs_of(images).items()}
                 counted = (images.shape[2], images.shape[3])
-            self.forward(images)
-        feature = self.forward.feature() if self.watched else None
-        for value in (feature, *tree_leaves(self.forward.prediction)):
-            if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise VitrimError(
-                    f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype"
-                )
+            prediction = self._predict(images, targets)
+        feature = self._feature() if self.watched else None
+        self._check_finite((feature, prediction))
         tokens: tuple[int, ...] = ()
         left = 0
-        if self.watched and self.reduction is None and self.forward.num_blocks:
-            left = len(images) * self.forward.num_tokens - padding
-            tokens = (left,) * self.forward.num_blocks
+        if self.watched and self.reduction is None and self.num_blocks:
+            left = len(images) * self.num_tokens - padding
+            tokens = (left,) * self.num_blocks
         elif self.watched and self.reduction is not None:
             self._check_amounts(self.reduction)
             tokens = tuple(round(len(images) * count) for count in self.reduction.mean_tokens_per_block)
             left = round(len(images) * self.reduction.state.mean_tokens())
-        return ModelOutput(self.forward.prediction, feature, tokens, left, macs, counted)
+        return ModelOutput(prediction, feature, tokens, left, macs, counted)
+
+    def _known(self, prediction: Tensor, images: Tensor) -> ModelOutput:
+        """The output of a `Runnable`: its tokens and MACs are those of its metadata."""
+        known, many = self.model.metadata, len(images)
+        tokens = tuple(round(many * each) for each in known.get("tokens_per_block") or ())
+        gmacs = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {})
+        macs = {part: round(many * each * 1e9) for part, each in gmacs.items()}
+        size = (images.shape[2], images.shape[3])
+        return ModelOutput(prediction, None, tokens, tokens[-1] if tokens else 0, macs, size)
+
+    def _predict(self, images: Tensor, targets: Any) -> Any:
+        self.inputs.clear()
+        if not self.task.embeds:
+            return self.task.predict(self.model, images, targets)
+        self.inputs.append(ask(self.model).embedding(self.model, images))
+        return self.task.of_embedding(self.inputs[0])
+
+    def _feature(self) -> Tensor | None:
+        """(B, C), the classifier's input: for several classifiers the mean, or a concatenation if sizes differ;
+        (B, P, C) for a dense head; an embedding; None if no module reads it."""
+        if not self.inputs:
+            return None
+        alike = len({found.shape for found in self.inputs}) == 1
+        if len(self.inputs) == 1:
+            feature = self.inputs[0]  # the same object, so that `are_logits` recognises a predicted embedding
+        else:
+            feature = torch.stack(self.inputs).mean(0) if alike else torch.cat(self.inputs, dim=-1)
+        return feature.flatten(2).transpose(1, 2) if feature.ndim == 4 else feature
+
+    def _check_finite(self, output: Any) -> None:
+        for value in tree_leaves(output):
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise VitrimError(
+                    f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype"
+                )
 
     def _check_amounts(self, reduction: Reduction) -> None:
         """Warn once per size, or raise if the method is strict, if the images have too few patches for the method."""
@@ -127,58 +206,21 @@ class Contestant:
         if shape not in self.macs:
             # the counted forward must not change the random draws of the next one
             with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
-                targets, self.forward.targets = self.forward.targets, None
-                self.macs[shape] = count_parts(self.forward, images[:1])
-                self.forward.targets = targets
+                self.macs[shape] = count_parts(_Prediction(self), images[:1])
         return self.macs[shape]
 
 
-class _Forward(nn.Module):
-    """The model as a module that records its prediction, the input of its head and its number of tokens."""
+class _Prediction(nn.Module):
+    """A contestant's prediction as a forward, whose MACs the counter assigns to the modules of the model."""
 
     prediction: Any
-    num_tokens: int
 
-    def __init__(self, model: nn.Module, task: Task, part: nn.Module, watched: bool) -> None:
+    def __init__(self, contestant: Contestant, targets: Any = None) -> None:
         super().__init__()
-        self.targets: Any = None
-        self.model = model
-        self.task = task
-        self.inputs: list[Tensor] = []
-        if watched:
-            trunks = [part] if has_trunk(part) else [inner for _, inner in supported_parts(part)]
-            blocks = host_of(trunks[0]).blocks(trunks[0]) if trunks else []
-            self.num_blocks = len(blocks)
-            for reader in () if task.embeds else ask(model).readers(model):
-                reader.register_forward_pre_hook(self._note_input)
-            if blocks:
-                blocks[-1].register_forward_hook(self._note_tokens)
+        self.model, self.predict, self.targets = contestant.model, contestant._predict, targets
 
     def forward(self, images: Tensor) -> None:
-        self.inputs.clear()
-        if self.task.embeds:
-            self.inputs.append(ask(self.model).embedding(self.model, images))
-            self.prediction = self.task.of_embedding(self.inputs[0])
-        else:
-            self.prediction = self.task.predict(self.model, images, self.targets)
-
-    def feature(self) -> Tensor | None:
-        """(B, C), the classifier's input: for several classifiers the mean, or a concatenation if sizes differ;
-        (B, P, C) for a dense head; an embedding; None if no module reads it."""
-        if not self.inputs:
-            return None
-        alike = len({found.shape for found in self.inputs}) == 1
-        if len(self.inputs) == 1:
-            feature = self.inputs[0]  # the same object, so that `are_logits` recognises a predicted embedding
-        else:
-            feature = torch.stack(self.inputs).mean(0) if alike else torch.cat(self.inputs, dim=-1)
-        return feature.flatten(2).transpose(1, 2) if feature.ndim == 4 else feature
-
-    def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self.inputs.append(args[0])
-
-    def _note_tokens(self, module: nn.Module, args: object, output: Tensor) -> None:
-        self.num_tokens = output.shape[1]
+        self.prediction = self.predict(images, self.targets)
 
 
 def contestants(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask
 from vitrim.data import DataError
+from vitrim.engines.copies import apart
+from vitrim.engines.exported import Exported
+from vitrim.engines.machine import drawing, environment, select_device
 from vitrim.errors import VitrimError, check_known, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, ScoredModel
 from vitrim.measure.contestants import Contestant, contestants
-from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
-from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
+from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, check_kept, file_words, load, parted
 from vitrim.measure.inputs import EMBEDDING, ScoredData, task_name, untrained_methods
-from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (
@@ -192,21 +194,21 @@ class _Opened:
     content: dict[str, str]
 
     @property
-    def files(self) -> list[FileModel]:
-        return [one.model for one in self.models if isinstance(one, OnFile)]
+    def files(self) -> list[Exported]:
+        return [one.model for one in self.models if isinstance(one.model, Exported)]
 
     @property
     def without_dense(self) -> bool:
-        """True for files alone, the first of which is not the dense model: nothing tells what they change."""
-        first = self.models[0]
-        return isinstance(first, OnFile) and not first.is_dense
+        """True for files alone, the first of which is not the dense model in fp32: nothing tells what they change."""
+        first = self.models[0].model
+        return isinstance(first, Exported) and (first.metadata.get("method"), first.precision) != ("none", "fp32")
 
     def rows(self, measurement: Measurement, findings: Findings) -> list[Row]:
         """The rows of all models, with the share of MACs that each saves, and without what is not known."""
         unknown = {name for gauge in measurement.gauges[0] for name in gauge.against_dense if self.without_dense}
         rows = []
-        for model, row in zip(self.models, findings.rows, strict=False):
-            own = model.dense_gmacs if isinstance(model, OnFile) else None
+        for one, row in zip(self.models, findings.rows, strict=False):
+            own = one.model.metadata.get("dense_gmacs") if isinstance(one.model, Exported) else None
             base = own if self.without_dense else sum(findings.rows[0]["gmacs"].values())
             saved = 1 - sum(row["gmacs"].values()) / base if base else None
             rows.append(Row(row.method, {key: row[key] for key in row if key not in unknown} | {"saved": saved}))
@@ -229,37 +231,34 @@ def _open(
     images: ScoredData,
     results: ScoredResults,
     methods: Sequence[MethodConfig],
-    files: list[FileModel],
+    files: list[Exported],
     device: torch.device | None,
 ) -> _Opened:
     """Load the model, open the images, and reduce copies of the model, on ``device``, or that of the module."""
-    if not isinstance(spec.model, str | nn.Module):
-        spec = replace(spec, model=FileModel(spec.model))
-    loaded = spec.load("cpu")
-    check_alike(loaded.model, files)
+    loaded = load(spec, "cpu")
+    model: nn.Module | Exported = loaded.model
+    check_alike(model, files)
     task, dataset, data = _task_and_images(loaded, images, results)
-    with apart(loaded.model) as own:
-        configs = own.with_own(methods)
-        learned = (own.learned or loaded.learned) if spec.learned is None else Path(spec.learned)
-        models: list[Contestant] = []
-        if isinstance(loaded.model, FileModel):
-            reducing = next((config.describe() for config in configs if config.kind != "none"), None)
-            if reducing is not None:
-                raise VitrimError(
-                    f"{loaded.name} is an exported file, and runs as it was written: leave {reducing} out"
-                )
+    models: list[Contestant] = []
+    with ExitStack() as kept:
+        if isinstance(model, Exported):
+            check_kept(model, methods)
             if spec.dtype not in (None, torch.float32):
                 raise VitrimError(f"{loaded.name} is an exported file, in a precision of its own: leave the dtype out")
-            files = [loaded.model, *files]
+            configs, learned, files = list(methods), None, [model, *files]
         else:
+            own = kept.enter_context(apart(model))
+            configs = own.with_own(methods)
+            learned = (own.learned or loaded.learned) if spec.learned is None else Path(spec.learned)
             assert not isinstance(spec.dtype, str)  # it is torch's after `_placed`
             models = contestants(own.model, configs, task, device=device, dtype=spec.dtype, learned=learned)
         untrained = untrained_methods(configs, learned)
         content: dict[str, str] = {}
         if results.path is not None:
-            paths = [path for one in files for path in one.file.files]
-            content = identity(loaded.model, task, dataset, learned=learned, files=paths)
-    models += [OnFile(file, task) for file in files]
+            paths = [path for one in files for path in one.files]
+            whole = None if isinstance(model, Exported) else model
+            content = identity(whole, task, dataset, learned=learned, files=paths)
+    models += [Contestant(file, task, name=str(file.path)) for file in files]
     return _Opened(loaded, task, dataset, data, models, [config.describe() for config in configs], untrained, content)
 
 
@@ -318,9 +317,7 @@ def _facts(opened: _Opened, measurement: Measurement, device: torch.device) -> d
     }
     if opened.files:
         facts["files"] = file_words(opened.files)
-    if isinstance(loaded.model, FileModel) and task.name == EMBEDDING:
-        facts["embedding"] = loaded.model.embedding
-    elif task.name == EMBEDDING:
+    if task.name == EMBEDDING:
         facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
     return facts
 

@@ -25,12 +25,12 @@ ADDRESS, DIGEST = re.compile(r" at 0x[0-9a-f]+"), re.compile(r"[0-9a-f]{64}")
 
 
 def identity(
-    model: nn.Module, task: Task | None, images: Any, *, learned: Path | None = None, files: Iterable[Path] = ()
+    model: nn.Module | None, task: Task | None, images: Any, *, learned: Path | None = None, files: Iterable[Path] = ()
 ) -> dict[str, str]:
     """Digests of everything that decides a number, by what it is: two measurements with equal ones may be joined.
 
     Args:
-        model: the dense model.
+        model: the dense model; None for files alone.
         task: how its outputs are read and scored.
         images: a dataset, with its labels and transform, or batches in memory: (B, C, H, W), or pairs with targets.
         learned: folder of a saved reduction.
@@ -44,9 +44,9 @@ def identity(
         >>> [name for name in first if first[name] != second[name]]
         ['images']
     """
+    known = {} if model is None else {"weights": weights_fingerprint(model), "model": _digest(_form(model))}
     found = {
-        "weights": weights_fingerprint(model),
-        "model": _digest(_form(model)),
+        **known,
         "images": _batches(images) if isinstance(images, list | tuple) else fingerprint(images),
         "transform": _digest([_text(getattr(images, "transform", None))]),
     }

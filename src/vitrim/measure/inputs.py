@@ -15,10 +15,10 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, input_size_of
 from vitrim.core.saving import saved_method
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
+from vitrim.engines.copies import reduced_copy
+from vitrim.engines.prefill import Prefill
 from vitrim.errors import VitrimError, unknown
 from vitrim.loading import ModelSpec, as_trained
-from vitrim.measure.copies import reduced_copy
-from vitrim.measure.prefill import Prefill
 from vitrim.tasks import tasks
 
 EMBEDDING = "embedding"
@@ -190,7 +190,7 @@ def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> An
     return dataset
 
 
-def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
+def random_images(model: Any, count: int, seed: int = 0) -> Tensor:
     """Standard normal images (count, C, H, W) of the model's input size, float32 on the CPU.
 
     (count, n, C, H, W) for a `Prefill` of prompts with n images.
@@ -199,7 +199,7 @@ def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, *image_shape(model), generator=generator)
 
 
-def image_shape(model: nn.Module) -> tuple[int, ...]:
+def image_shape(model: Any) -> tuple[int, ...]:
     """The shape (C, H, W) of a model's input; (n, C, H, W) for a `Prefill`."""
     return model.shape if isinstance(model, Prefill) else input_size_of(model)
 
@@ -207,7 +207,7 @@ def image_shape(model: nn.Module) -> tuple[int, ...]:
 def untrained_methods(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
     """The learned methods without learned parameters: theirs are random."""
     known = None if learned is None else saved_method(learned)
-    return [config.describe() for config in configs if not config.training_free and config.name != known]
+    return [config.describe() for config in configs if not config.traits.training_free and config.name != known]
 
 
 def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: Path | None = None) -> list[str]:
@@ -220,13 +220,14 @@ def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: 
         >>> untrained_counts(host, configs)
         ['ia_red2']
     """
-    found, own, configs = [], len(list(host.parameters())), list(configs)
+    found, configs = [], list(configs)
     untrained = untrained_methods(configs, learned)
     for config in configs:
         if config.is_adaptive() and config.describe() in untrained:
             with torch.random.fork_rng(devices=[]):  # this check must not change later random draws
                 reduced = reduced_copy(host, config)
-            if len(list(reduced.parameters())) > own:  # a_vit learns with the host's weights, which are not random
+            own = len(list(host.parameters()))  # a_vit learns with these, which are not random
+            if len(list(reduced.parameters())) > own:
                 found.append(config.describe())
     return found
 

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
-from torch import Tensor
 
 from vitrim.checked import Natural, Positive, checked
 from vitrim.errors import VitrimError
@@ -127,7 +126,7 @@ def time_interleaved(
             return found
 
 
-def in_turn(run: Callable[[Tensor], object], batches: Sequence[Tensor]) -> Callable[[], object]:
+def in_turn(run: Callable[[Any], object], batches: Sequence[Any]) -> Callable[[], object]:
     """A callable that runs the next of ``batches``, of any shapes, and starts over after the last.
 
     With it, a method whose token counts depend on the image is timed on many images, and all candidates run the same

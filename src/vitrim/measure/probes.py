@@ -18,8 +18,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from vitrim.engines.macs import PARTS, tidy
 from vitrim.measure.contestants import Contestant, ModelOutput
-from vitrim.measure.macs import PARTS, tidy
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
@@ -304,7 +304,7 @@ class Tokens(Gauge):
         super().__init__({"tokens": self.sums})
 
     def start(self, contestant: Contestant) -> Gauge:
-        return Tokens(contestant.forward.num_blocks)
+        return Tokens(contestant.num_blocks)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         self.sums.update((*output.tokens_per_block, output.tokens_at_end), len(batch))

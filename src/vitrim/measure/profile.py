@@ -16,9 +16,12 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
 from vitrim.data import ImageDataset, batches, load_images
+from vitrim.engines.copies import apart
+from vitrim.engines.machine import drawing, environment
+from vitrim.engines.macs import PARTS, Convention, Profile, profile_of
+from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec
-from vitrim.measure.copies import apart
 from vitrim.measure.inputs import (
     DataSpec,
     image_shape,
@@ -27,11 +30,7 @@ from vitrim.measure.inputs import (
     untrained_counts,
     untrained_notes,
 )
-from vitrim.measure.machine import drawing, environment
-from vitrim.measure.macs import PARTS, Convention, Profile, profile_of
-from vitrim.measure.prefill import Prefill, Prompt, as_measured
-from vitrim.measure.records import DENSE
-from vitrim.report import Report, Table
+from vitrim.report import DENSE, Report, Table
 
 IMAGES = 32
 """Default number of images for adaptive methods."""

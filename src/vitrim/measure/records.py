@@ -15,9 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.data import DataError, spread
 from vitrim.errors import check_installed
 
-DENSE = "dense"
-"""Method of the unreduced model's row."""
-
 
 @dataclass(frozen=True)
 class Batch:

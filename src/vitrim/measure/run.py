@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.data import DataError
+from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_folder, replaced, save_file
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.identity import digest_of, first_difference
-from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, Probe, State, joined, moved
 from vitrim.measure.records import Batch, Processes, Row, as_batches
 from vitrim.tasks.base import Task
@@ -92,8 +92,7 @@ class Measurement:
         self.task = task
         self.processes = processes or Processes()
         self.seed = seed
-        like = next(self.models[0].forward.parameters())
-        self.device, self.dtype = like.device, like.dtype
+        self.device, self.dtype = models[0].like.device, models[0].like.dtype
         self.precision = precision or partial(torch.autocast, self.device.type, enabled=False)
         self.images = 0
         self.turns = 0

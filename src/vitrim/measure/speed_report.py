@@ -8,9 +8,9 @@ from html import escape
 from itertools import cycle
 from typing import Any
 
+from vitrim import style
 from vitrim.measure.latency import APART
 from vitrim.measure.records import Row
-from vitrim.plots import style
 from vitrim.report import Report, Table
 
 MEANING = (

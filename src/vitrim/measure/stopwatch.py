@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.selection import Choosing
-from vitrim.measure.prefill import Prefill
+from vitrim.engines.prefill import Prefill
 
 
 class Stopwatch:

@@ -23,7 +23,7 @@ DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDatas
 
 def num_classes(model: nn.Module) -> int:
     """The number of classes that ``model`` predicts; `VitrimError` without a classifier, or for several hosts."""
-    if supported_parts(model):
+    if isinstance(model, nn.Module) and supported_parts(model):
         host_of(model)  # raises an error that names the part to use
     count = ask(model).num_classes(model)
     if count is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import MethodConfig, Needs, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.scoring import prune_flagged
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -23,25 +23,10 @@ HALTING = "halting"
 class AViT(MethodConfig):
     """Halt each token once its halting probabilities, summed over the blocks, reach 1 - ``eps``.
 
-    After block l, from channel 0 of the token's output y:
-
-        h_l = sigmoid(gate_scale * y[0] - gate_center),    h_L = 1.
-
-    A token that halts in block T has spent h_1, ..., h_{T-1} and the remainder R = 1 - sum_{l<T} h_l. Its output is
-    sum_{l<T} h_l y_l + R y_T; the head reads that of the class token. A-ViT adds no parameters, but the model must be
-    trained for it (`objective`): in other models channel 0 is no gate.
-
-    The class token halts like the others. Once all prefix tokens of an image have halted, its prediction is final and
-    its patches are removed too. In training, halted tokens are masked and zeroed, as published. In evaluation they are
-    removed, which the published code never does; the predictions are equal. Compiled, it only masks, which saves
-    nothing.
-
     Auxiliary outputs in training: ``halting`` (B, N), h_l after every block, 0 where the token had halted; after the
     last block ``ponder`` (B, N), blocks used plus remainder, and ``steps`` (B, N), blocks used.
 
-    Deviations: ``halting`` is 0 for halted tokens, where the published code computes a tiny probability from its
-    biases. Its mean excludes the first image of the batch where it should exclude the class token (`objective` with
-    ``published_mean``). The bias of halted keys is -1e4 instead of -1000; both give exactly no weight.
+    Formulas and deviations are in docs/methods/a_vit.md.
 
     Example:
         >>> AViT(gate_scale=10.0, gate_center=75.0).describe()  # DeiT-S
@@ -50,9 +35,7 @@ class AViT(MethodConfig):
 
     name = "a_vit"
     paper = "A-ViT: Adaptive Tokens for Efficient Vision Transformer (CVPR 2022)"
-    kind = "prune"
-    single_images = True
-    training_free = False
+    traits = Traits(training_free=False, single_images=True)
     tunable = Tunable("gate_center", 100.0, 0.0, digits=3)
 
     gate_scale: float = Field(10.0, gt=0.0, description="gamma: factor of channel 0 in the halting probability")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -22,7 +22,7 @@ from vitrim.core.matching import (
     most_similar_first,
     unit,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Needs, Tunable, refuse_align
+from vitrim.core.method import Adaptive, Count, MethodConfig, Needs, Traits, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, Pattern, Remove, half
@@ -36,23 +36,7 @@ SIDE = 2
 class ALGM(Adaptive):
     """Merge windows of 2 x 2 patches in an early block, and pairs of tokens from anywhere in a later one.
 
-    Both act between attention and MLP, on the tokens u_i at that place, scaled to length 1.
-
-    * Local, block 1: a window whose mean cosine over its 6 pairs is at least ``threshold`` becomes one token.
-    * Global, block 5 (7 of 24): ToMe's bipartite matching; pairs merge whose cosine is above
-
-          mean + std / l,
-
-      over the best cosine of every source, averaged over the batch; l counts blocks from 1.
-
-    In both steps every image merges its best windows or pairs, as many as the image of the batch with the fewest, so a
-    prediction depends on the image's batch mates. Merged tokens are size-weighted means. Attention is not proportional,
-    as in the released code; in the paper it is. Prefix tokens never merge.
-
-    Where the paper is silent: mean and standard deviation (of a sample) are those of the best cosines, not of all; the
-    token of a window takes the place of its first patch, and tokens stay in raster order. Any grid works: the last row
-    or column of an odd number merges in the global step only. Models of other depths do the global merge in block 3 + L
-    / 6, counted from 1.
+    Formulas and deviations are in docs/methods/algm.md.
 
     Example:
         >>> ALGM(threshold=0.9).stages(12), ALGM().stages(24)
@@ -60,14 +44,13 @@ class ALGM(Adaptive):
     """
 
     name = "algm"
-    single_images = True
     paper = (
         "ALGM: Adaptive Local-then-Global Token Merging for Efficient Semantic Segmentation with Plain Vision "
         "Transformers (CVPR 2024)"
     )
     kind = "merge"
-    batch_dependent = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
+    traits = Traits(batch_dependent=True, single_images=True)
+    runtime = frozenset({"threshold"})
     tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="least mean cosine of a merged window")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -29,21 +29,7 @@ FAR = 1e30
 class ATC(StagedConfig):
     """Cluster the patches agglomeratively by their keys, between attention and MLP.
 
-    The distance of two patches is 1 - the cosine of their keys, averaged over heads. The two closest clusters merge
-    until as many are left as the block keeps. ``linkage`` defines the distance of two clusters: that of their closest
-    members (``single``), of their farthest (``complete``), or the mean over all pairs (``average``). Members are the
-    current tokens; their sizes do not weigh in the distance. A cluster becomes the size-weighted mean of its patches,
-    at the place of the first; from the first merge on, attention adds log(size). Prefix tokens never merge.
-
-    Clusters are exact, as in SciPy and scikit-learn, up to the order of equal distances. On a CPU a Numba loop finds
-    them (``vitrim[fast]``), elsewhere operators: ``single`` can be exported and compiled into one graph; the other two
-    take rounds, whose number depends on the images.
-
-    Amounts: ``keep_rate`` of the initial patches to the power of the stage, at three stages; or ``r`` per block, an int
-    for all blocks or a list from the first block on. The released patch for trained models clusters the patches into a
-    number that counts the class token: with one prefix token, it removes one patch less (``prefix_counts=True``).
-
-    ``proportional=False`` (MAE) also takes plain means: the release forgets sizes after every block.
+    Formulas and deviations are in docs/methods/atc.md.
 
     Example:
         >>> ATC(keep_rate=0.5).counts(196, 12)[-1]
@@ -53,7 +39,7 @@ class ATC(StagedConfig):
     name = "atc"
     paper = "Agglomerative Token Clustering (ECCV 2024)"
     kind = "merge"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "r", "linkage"})
+    runtime = frozenset({"keep_rate", "r", "linkage"})
     tunable = Tunable(
         "keep_rate",
         1.0,
@@ -66,7 +52,9 @@ class ATC(StagedConfig):
     )
 
     linkage: Linkage = Field(
-        "average", description="distance of clusters: of their closest members, the farthest, or the mean"
+        "average",
+        description="distance of two clusters: that of their closest members, of their farthest, or the mean over all"
+        " pairs",
     )
     r: Count | tuple[Count, ...] | None = Field(
         None, description="instead of keep_rate: patches removed per block, or a list from the first block on"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -24,7 +24,7 @@ from vitrim.core.matching import (
     unit,
     unit_mean_keys,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, sizes_follow, take
@@ -40,35 +40,15 @@ THRESHOLDS = {"alpha", "beta", "theta_min", "theta", "granularity", "rounding", 
 """Options that decide how many pairs merge."""
 
 
+def least_alternate(current: int) -> int:
+    """The fewest patch tokens that a layer leaves; behind the splitting layer the prefix counts as small tokens."""
+    return min(current // 2 + 1, current)
+
+
 class ATM(Adaptive):
     """Merge the pairs whose keys are more similar than a threshold that falls with depth (section 3 of the paper).
 
-    Layer l = 1..L merges between attention and MLP the pairs with cosine above (Eq. 1)
-
-        theta_l = max(alpha - (exp(beta (l - 1)) - 1), theta_min).
-
-    Layers up to the splitting layer l_s pair even with odd places, as ToMe does. Later layers sort the patches by size
-    and pair the smaller half with the larger, so that two large tokens never merge (Theorem 1: the error of merging
-    sizes n_i, n_j at cosine distance d is 1 to 2 times n_i n_j / (n_i + n_j) d). The last layer computes only the class
-    token, where the head reads nothing else. Merged tokens are size-weighted means, and attention adds log(size).
-
-    ``granularity="batch"`` is the paper's rule: r is the number of pairs above the threshold, averaged over the batch,
-    and every image merges its r most similar pairs, so a prediction depends on the image's batch mates.
-    ``granularity="image"`` goes beyond the paper: each image merges exactly its own pairs above the threshold. Images
-    then keep different numbers of tokens, padded and masked, and every prediction equals that of the image alone.
-
-    Where the paper is silent: keys are averaged over heads; r is rounded down; prefix tokens neither move nor receive,
-    and count as sources when the sorted tokens are halved; the sort is stable by position; cosines are clamped to 1, so
-    that ``alpha=1`` merges nothing in layer 1. MAE models need ``proportional=False``. The defaults are those of DeiT-S
-    at 3.23 GFLOPs (Table A2).
-
-    Each layer reads a count back from the device, so the method compiles with graph breaks only, and is exported for
-    single images only. Two options make it exportable for larger batches:
-
-    * ``r``: merges per layer, in every image, by the same matching, without thresholds.
-    * ``capacity``: slots for patches after every layer. Every image merges its own pairs above the threshold, as with
-      ``granularity="image"``, and leaves slots empty; an image that needs more slots also merges its next most similar
-      pairs. A layer always has slots for its destinations.
+    Formulas and deviations are in docs/methods/atm.md.
 
     Example:
         >>> [round(theta, 3) for theta in ATM().thresholds(12)[:4]]
@@ -78,10 +58,10 @@ class ATM(Adaptive):
     name = "atm"
     paper = "Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025)"
     kind = "merge"
-    single_images = True
-    fixed_by = ("freeze", "capacity")
-    batch_dependent = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
+    traits = Traits(
+        batch_dependent=True, single_images=True, least_kept=least_alternate, fixed_by=("freeze", "capacity")
+    )
+    runtime = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
     tunable = Tunable(
         "alpha", 1.0, 0.05, digits=4, similarity=True, fixed={"beta": 0.0, "theta_min": 0.0}, per_layer="theta"
     )
@@ -143,17 +123,13 @@ class ATM(Adaptive):
         """True behind the splitting layer, where a layer pairs small with large tokens instead of alternate places."""
         return depth + 1 > (num_layers * 3 // 4 if self.splitting_layer is None else self.splitting_layer)
 
-    @classmethod
-    def least_kept(cls, current: int) -> int:
-        return min(current // 2 + 1, current)  # behind the splitting layer the prefix counts among the smaller half
-
     def obstacle(self) -> str | None:
         return None if self.capacity is not None else super().obstacle()
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
         removed, current = [], initial
         for wanted in removed_by(initial, counts):
-            removed.append(min(wanted, current - self.least_kept(current)))
+            removed.append(min(wanted, current - least_alternate(current)))
             current -= removed[-1]
         return self.changed(*THRESHOLDS, r=tuple(removed))
 
@@ -306,7 +282,7 @@ def least_by_size(current: int, num_prefix: int) -> int:
         >>> least_by_size(256, num_prefix=1), least_by_size(256, num_prefix=5)
         (129, 131)
     """
-    return max(ATM.least_kept(current), current - max((current + num_prefix) // 2 - num_prefix, 0))
+    return max(least_alternate(current), current - max((current + num_prefix) // 2 - num_prefix, 0))
 
 
 def _first(flags: Tensor, count: int) -> Tensor:

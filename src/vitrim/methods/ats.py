@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -26,32 +26,7 @@ SMOOTHING = 1e-6
 class ATS(MethodConfig):
     """Sample the cumulative distribution of the tokens' scores at fixed heights, and keep every token that is hit.
 
-    Score of patch j: S_j = sum_h A[h, cls, j] * |v_j|, A this block's attention, v_j its value, all heads side by side.
-    The scores of an image's real tokens are sorted, summed up and rescaled to c in [0, 1]. Of M heights, evenly spaced
-    from the smallest positive c to 1, each picks the token with the nearest c. A token hit twice is kept once, so
-    images keep different numbers of tokens: at most M, fewer where attention is concentrated. The picks are
-    deterministic, in training too. Prefix tokens always stay; the lowest score (c = 0) never does.
-
-    Acts at the query: only the kept rows of attention are computed, over all old tokens. M = floor(keep_rate P) of the
-    P initial patches, in every block of ``blocks`` (the paper's K). M is a bound, not a count: ``keep_rate=1`` still
-    removes tokens, and no setting removes none.
-
-    Images are padded to the longest of the batch and masked; each block reads the counts back from the device. Compiled
-    or exported, images are padded to M instead: static shapes, no read-back, equal predictions.
-
-    ``variant``:
-
-    * ``"ats"``: as above. An image's result never depends on its batch, and equals that of the published code at batch
-      size 1.
-    * ``"study"``: as in "Which Tokens to Use?": S_j = sum_h A[h, cls, j] |v_hj|, c in order of position, M heights (2m
-      - 1) / (2M + 2). Its settings: three stages a quarter apart, ``rule="floor_initial_power"``. Its heights come from
-      a float32 ``arange``, which for some M (2, 6, 11, 13, 18, ...) has one too many: ``float32_heights=True``.
-    * ``"published"``: the published code to the last digit. Padding takes part in the rescaling, so that the lowest
-      real token is always kept where there is padding: **a prediction then depends on the image's batch mates**. All
-      blocks use its smoothed softmax, and compute the attention map; padding is a zero token, whose value has a tiny
-      weight in blocks that do not sample. ``padding="bound"`` is its drop_tokens=False.
-
-    Deviations: kept tokens stay in order of position (published: of score), which changes no prediction.
+    Formulas and deviations are in docs/methods/ats.md.
 
     Example:
         >>> ATS().stages(12)
@@ -60,8 +35,7 @@ class ATS(MethodConfig):
 
     name = "ats"
     paper = "Adaptive Token Sampling for Efficient Vision Transformers (ECCV 2022)"
-    kind = "prune"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+    runtime = frozenset({"keep_rate"})
     tunable = Tunable("keep_rate", 1.0, 0.05, digits=3)
 
     keep_rate: float = Field(1.0, gt=0.0, le=1.0, description="sample points per block, as a share of the patches")

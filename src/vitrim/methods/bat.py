@@ -51,26 +51,7 @@ class Decoupled:
 class BAT(ScoredPruning):
     """Keep the patches the class token attends to, without duplicates, and a summary of the rest.
 
-    Between attention and MLP, with a_j the attention of the class token to patch j in this block, mean over heads, and
-    x_j the patch after the attention residual:
-
-    * the ceil(r P) patches of highest a_j are attentive; P counts the current patches, clusters included;
-    * of the attentive patches, ``pairs`` merge into their most similar partner (cosine of x);
-    * of the other patches, ``clusters`` become centres: with d_ij = |x_i - x_j| among them, those with the largest rho
-      delta,
-
-          rho_i = exp(-mean_j d_ij^2 / C),    delta_i = min of d_ij over j with rho_j > rho_i,
-
-      for the densest one its largest d. Every patch joins the nearest centre.
-
-    A merged patch is the mean of its group, weighted by a_j. So ceil(r P) - pairs + clusters patches are left,
-    attentive ones first, clusters last. Where the rule keeps every patch, nothing merges. Prefix tokens pass unchanged.
-
-    The authors published neither code nor the numbers of pairs and clusters. Their logs fit ceil(r P) plus 0 to 3
-    tokens per stage, so both default to 4. Our readings: squared distances are averaged and divided by C, because a
-    plain sum underflows; the cluster mean is normalised; attentive patches are matched as in ToMe, every second patch
-    in order of attention to the best of those between, so that groups may be larger than pairs. Sizes are tracked for
-    the source map and for pooling heads, but do not enter attention.
+    Formulas and deviations are in docs/methods/bat.md.
 
     Example:
         >>> BAT(keep_rate=0.7).counts(196, 12)[-1]

@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
 from vitrim.core.block import Reducer, Site, Step, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Count, MethodConfig, Restore, Tunable
+from vitrim.core.method import Count, MethodConfig, Restore, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, Remove, one_each
@@ -28,29 +28,10 @@ AUXILIARY = "auxiliary_logits"
 class Cropr(MethodConfig):
     """Prune the same number of patches after every block, by routers that auxiliary heads teach.
 
-    A router holds learned queries q_n (N, C). It scores the tokens X that leave a block,
+    Training reports ``reduction.aux("auxiliary_logits")``: logits per router, or without a class head (B, C), for N > 1
+    queries (B, N, C).
 
-        s_m = sum_n q_n . x_m        (no softmax, no scale, no norm)
-
-    and the R lowest patches go. The first router removes R + 1, to make up for the class token: after i routers P - i R
-    tokens are left, class token included. At inference the queries are summed first, so a score costs one product per
-    token. Acts before the next block. Prefix tokens are never scored.
-
-    Training: cross-attention of the queries over all tokens, Z = softmax(Q X^T / sqrt(C)) X, then Z + MLP(LN(Z)) and a
-    linear head give auxiliary logits per router, ``reduction.aux("auxiliary_logits")``. They learn the task by
-    `objective`. The heads see X detached, so that backbone and routers do not disturb each other, and the choice of
-    tokens has no gradient. In evaluation none of this runs.
-
-    ``fusion="last_layer"``: pruned tokens rejoin, as they were when pruned, before the last block, which runs on all
-    tokens; no router follows the block before it. ``"concat"``: they rejoin after the last block (the paper's baseline
-    Token Concat), with the same routers. ``"none"``: they do not come back.
-
-    On models without a class head (``num_classes=0``) the auxiliary output is Z itself, (B, C), or (B, N, C) for N > 1
-    queries, for a head of your own. Dense tasks use one query per patch of the training size; evaluation then works at
-    any size.
-
-    Deviations: at least one patch stays (the published code has no guard). Without a class token all patches are
-    scored, where the published code protects the first; set ``first_extra=0`` there.
+    Formulas and deviations are in docs/methods/cropr.md.
 
     Example:
         >>> Cropr(r=8).counts(196, 12)
@@ -59,9 +40,8 @@ class Cropr(MethodConfig):
 
     name = "cropr"
     paper = "Token Cropr: Faster ViTs for Quite a Few Tasks (CVPR 2025)"
-    kind = "prune"
-    training_free = False
-    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    traits = Traits(training_free=False)
+    runtime = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", others={"per": None})
 
     r: Count | tuple[Count, ...] = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import sqrt
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -23,21 +23,7 @@ from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take, wh
 class CubistMerge(MethodConfig):
     """Shorten every row, then every column, by merging neighbours, so that the tokens form a smaller grid.
 
-    Before one block, on the tokens that enter it. On a line of tokens, every second token compares itself with its two
-    neighbours by cosine (left on ties); those most similar to a neighbour join it. A merged token has, channel by
-    channel, the value of largest magnitude among its members, with its sign. First each row loses ``columns`` tokens,
-    then each remaining column loses ``rows``. Lines choose independently, and close up. At most half of the rows and
-    columns go. Prefix tokens pass unchanged.
-
-    The result is a rectangle in raster order, whose cells are at the place of their first member, or of the neighbour
-    that it joined. Window attention and relative or absolute position tables follow it, and models that need a
-    rectangle are what it is for. Sizes enter neither the merge nor, by default, attention.
-
-    A token that both neighbours join gets the largest of all three. The released code loses one of the three: it
-    overwrites the token's old value by each, and the last write stays (``overlap="last"``, as on a CPU). Where one row
-    or column goes, both are the same.
-
-    ``keep_rate`` is a share of the patches: both sides shrink by its root, to the nearest whole number.
+    Formulas and deviations are in docs/methods/cubist_merge.md.
 
     Example:
         >>> CubistMerge(rows=3, columns=3).counts(196, 12)[:3]
@@ -47,7 +33,7 @@ class CubistMerge(MethodConfig):
     name = "cubist_merge"
     paper = "CubistMerge: Spatial-Preserving Token Merging For Diverse ViT Backbones (2025)"
     kind = "merge"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "rows", "columns"})
+    runtime = frozenset({"keep_rate", "rows", "columns"})
     tunable = Tunable("keep_rate", 1.0, 0.25, digits=3)
 
     keep_rate: Share = Field(0.6, description="share of patches kept, in whole rows and columns")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,28 +44,9 @@ class KeepTokens:
 class DiffRate(MethodConfig):
     """Rank patches by class attention, drop the last ones, merge the next to last into the best.
 
-    Between attention and MLP of block i, with a_j the attention of the class token to patch j, mean over heads: the
-    patches are sorted by a_j, highest first, and cut to ``prune_kept[i]`` tokens. Those beyond ``merge_kept[i]`` each
-    join the most similar (cosine of the tokens) of the first ``merge_kept[i]``, as a plain mean. Attention adds
-    log(size) to its logits. Both lists count the class token, as published; further prefix tokens come on top. Prefix
-    tokens never move and never receive.
+    With ``learn=True``, ``reduction.aux("kept_numbers")`` has the numbers, and `learned` returns the config found.
 
-    Without those lists every block merges ``r`` patches, or its entry of a list ``r``, and drops none.
-
-    ``learn=True`` learns the lists for a model and a MAC target, as the paper does. Every block has two distributions
-    over the share k/P (k = 1..P, P patches at the model's own size): of its n patches that pruning keeps, and of these
-    that merging keeps. The kept number is n times the mean share, rounded up with the gradient of the mean
-    (`KeptShare`). While learning nothing is removed, in evaluation neither: dropped patches are masked by DynamicViT's
-    smoothed softmax; patches that merge are masked and added to their partner with weight 1, the others with weight 0.
-    ``reduction.aux("kept_numbers")`` has the numbers, `objective` is the loss, and `learned` returns the config with
-    lists.
-
-    Deviations: the sizes of a group add up. The published code multiplies the size of a joining token by its similarity
-    first, ``discount_sizes=True``; negative sizes are then clamped, where it gives NaN (while learning to 1, as
-    published). Shares are of the current patches rather than of P, so that every block's amounts have a gradient from
-    the start. Where neither list removes anything the patches keep their order.
-
-    Refused on heads that pool patches: dropped tokens are missing in the mean.
+    Formulas and deviations are in docs/methods/diffrate.md.
 
     Example:
         >>> DiffRate(prune_kept=(61, 53), merge_kept=(57, 49)).counts(64, 2)
@@ -76,7 +56,7 @@ class DiffRate(MethodConfig):
     name = "diffrate"
     paper = "DiffRate: Differentiable Compression Rate for Efficient Vision Transformers (ICCV 2023)"
     kind = "mixed"
-    runtime: ClassVar[frozenset[str]] = frozenset({"r", "prune_kept", "merge_kept"})
+    runtime = frozenset({"r", "prune_kept", "merge_kept"})
     tunable = Tunable("r", 0, None, per_layer="r")
 
     prune_kept: tuple[int, ...] | None = Field(

@@ -19,21 +19,7 @@ from vitrim.core.tokens import TokenState, decision_dtype
 class DPCKNN(StagedConfig):
     """Merge the patches around the K density peaks, as the comparative study and TCFormer do.
 
-    With d_ij = |x_i - x_j| / sqrt(C) between the patches entering the block,
-
-        density  rho_i = exp(-mean of the k smallest d_ij^2), the patch itself included;
-        distance delta_i = min of d_ij over patches j of higher density, for the densest one the largest d of the image;
-
-    the K_s = floor(P r^s) patches with the largest rho delta are the centres, in that order. Every patch joins the
-    nearest centre, and a cluster becomes the mean of its patches with weights exp(score(x_i)), where score is a learned
-    linear function of the patch. Prefix tokens pass unchanged. Acts before the block. Gradients reach score and patches
-    through the mean, not through the choice of clusters.
-
-    Deviations: the score starts at zero, so that the method takes plain means and works without training (the study
-    starts at random); ``equal_weight`` omits it. rho delta is compared by its logarithm, because densities of wide
-    models underflow. ``density_noise=1e-6`` adds the published uniform noise, in evaluation too: it decides the
-    clusters where densities are smaller. ``epsilon=1e-6`` is the published addition to the sum of weights. With fewer
-    than k patches all are neighbours, where the published code fails.
+    Formulas and deviations are in docs/methods/dpc_knn.md.
 
     Example:
         >>> DPCKNN(keep_rate=0.5).counts(196, 12)[-1]

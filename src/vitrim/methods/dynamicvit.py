@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention
 from vitrim.core.block import Idle, Reducer, Site, Step, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import StagedConfig
+from vitrim.core.method import StagedConfig, Traits
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.scoring import ScorerReducer, masked_softmax
@@ -27,28 +27,9 @@ DECISION = "decision"
 class DynamicViT(StagedConfig):
     """Keep the patches to which a learned predictor gives the highest probability of being kept.
 
-    The predictor of stage s sees the patches x_j (P, C) that enter the block. With h = GELU(W LN(x)), split in two
-    halves of C/2 channels, each patch joins its own first half with the mean second half of the patches still kept; a
-    network C -> C/2 -> C/4 -> 2 gives log probabilities (keep, drop).
+    Training reports the decisions as ``reduction.aux("decision")``, (B, P) per stage.
 
-    Evaluation keeps the K_s = floor(P r^s) patches with the highest log probability, in that order. Acts before the
-    block.
-
-    Training removes nothing. Each patch draws keep or drop by a hard Gumbel softmax of temperature ``tau`` (gradients
-    of the soft one), a dropped patch stays dropped, and attention of that block and all later ones is
-
-        A_ij = (e_ij + 1e-6 / N) / (sum_j e_ij + 1e-6),    e_ij = exp(a_ij - max_j a_ij) m_ij
-
-    where m_ij is 1 for kept tokens j and for j = i, and 0 otherwise. Those blocks compute the full attention map.
-    Decisions are reported as ``reduction.aux("decision")``, (B, P) per stage; `objective` is the paper's loss, which
-    needs an unreduced teacher. Prefix tokens are always kept.
-
-    Meant for heads that read the class token: a head that averages patches averages the dropped ones too in training,
-    but not in evaluation.
-
-    Deviations: before the first stage softmax is plain; ``epsilon_from_start=True`` smooths it there too, as published,
-    which changes it by 1e-6 and costs the full map. The mean over kept patches cannot divide by zero.
-    ``global_epsilon=1e-6`` is added to that mean in the comparative study.
+    Formulas and deviations are in docs/methods/dynamicvit.md.
 
     Example:
         >>> DynamicViT(keep_rate=0.7).counts(196, 12)[-1]
@@ -57,8 +38,7 @@ class DynamicViT(StagedConfig):
 
     name = "dynamicvit"
     paper = "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification (NeurIPS 2021)"
-    kind = "prune"
-    training_free = False
+    traits = Traits(training_free=False)
 
     tau: float = Field(1.0, gt=0.0, description="temperature of the Gumbel softmax in training")
     epsilon_from_start: bool = Field(

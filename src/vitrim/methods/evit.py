@@ -22,17 +22,7 @@ from vitrim.methods.topk import TopKReducer
 class EViT(ScoredPruning):
     """Keep the patches with the highest class attention; with ``fuse_token`` fuse the others into one token.
 
-    Each stage keeps ceil(r N) of the N current patches, earlier fused tokens included. The fused token is the plain sum
-    of the dropped tokens, each times its score s_j = mean over heads of A[cls, j]: not a mean, so its norm is small. It
-    comes last, and later stages may drop or fuse it again like any patch. ``keep_rate`` may follow a warm-up from 1
-    through ``reduction.set(keep_rate=...)``. Gradients flow through the weights s_j into this block's queries and keys,
-    as published, but not through the choice of tokens.
-
-    With the fused token it acts between attention and MLP, without it at the query.
-
-    Deviations: the distillation token and registers are protected; the published code ranks them among the patches.
-    ``rule="floor_initial_power"`` gives the counts of the comparative study. Where the rule keeps every patch, nothing
-    is fused. Sizes are tracked for the source map and for pooling heads, but do not enter attention.
+    Formulas and deviations are in docs/methods/evit.md.
 
     Example:
         >>> EViT(keep_rate=0.7, fuse_token=False).counts(196, 12)[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step, draw_linear_
-from vitrim.core.method import Restore, Share, refuse_align
+from vitrim.core.method import Restore, Share, Traits, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep
@@ -44,25 +43,7 @@ class Rejoin(BringBack):
 class EvoViT(ScoredPruning):
     """Let only the most important patches through the blocks; each stage ranks all of them again.
 
-    Every block updates the importance of its patches, a_j being the attention of its class token to patch j:
-
-        g_j <- (1 - t) g_j + t a_j,
-
-    t = ``tradeoff`` from the first stage on and 1 before it (only the latest counts). Before the block of each stage
-    all P patches are sorted by g, highest first, and the first K = floor(r P) go on with the prefix tokens. The others,
-    the placeholders, wait unchanged with their g. They come back for the next ranking and after the last block, so
-    nothing is lost.
-
-    ``fast_update`` sends the mean of the placeholders, weighted by g, through the blocks as one more token. When they
-    come back, each gets what the blocks added to it (the paper's slow-fast update, part of its LeViT form; its DeiT
-    form omits it, as is the default here).
-
-    The published head takes the mean of all patches: build the model with timm's ``global_pool="avg"``. It is trained
-    from scratch with a second head on the class token, ``class_head=True``, see `objective`.
-
-    Deviations: a_j is the mean over heads where the published code sums, which ranks the same. After a stage the
-    published code goes on in sorted order; attention does not depend on order. ``rejoin=False``: placeholders do not
-    come back after the last block and are missing in the mean (published as "prunecls").
+    Formulas and deviations are in docs/methods/evo_vit.md.
 
     Example:
         >>> EvoViT(keep_rate=0.5).counts(196, 12)
@@ -71,8 +52,8 @@ class EvoViT(ScoredPruning):
 
     name = "evo_vit"
     paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
-    training_free = False
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
+    traits = Traits(training_free=False)
+    runtime = frozenset({"keep_rate", "blocks"})
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.5, description="share of all patches that go through the blocks, or a list with one share per stage"

@@ -28,21 +28,11 @@ Norm = Literal["l1", "l2", "linf"]
 class FixedRadial(StagedConfig):
     """Keep the patches within a radius of the image centre, the same for every image (section 3 of the paper).
 
-    Among the distances that occur on the grid, the radius of a stage is the one whose count of patches is nearest to
-    the keep rule's target, the smaller one on ties. This is the study's sanity check: a learned selection that does not
-    beat it has learned little. Prefix tokens always stay.
-
-    Deviations from the published code: it only masks tokens, here they are removed (the class token's result is equal);
-    distances are exact integers, where float32 rounding splits rings that are equal (``float32_rings=True`` gives the
-    published sets). ``contiguous`` is its other mode: every block from the first to the last of ``blocks`` reduces, to
-    radii on a line from the corner to ``min_radius``, without ``keep_rate``.
-
-    The grid is that of the forward, and may be any rectangle: distances are in patches from the centre, so that a disc
-    stays a disc (published: squares only). Acts before the block.
+    The radius of a stage is that whose count of patches is nearest to the keep rule's target, the smaller one on ties.
+    Formulas and deviations are in docs/methods/fixed_radial.md.
     """
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
-    kind = "prune"
     norm: ClassVar[Norm]
 
     float32_rings: bool = Field(False, description="rings as float32 rounding splits them, as published")

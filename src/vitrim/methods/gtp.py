@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core import compiled
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, map_is_faster
 from vitrim.core.block import Site, Step
@@ -27,29 +25,7 @@ Graph = Literal["mixed", "spatial", "semantic"]
 class GTP(MethodConfig):
     """Remove the tokens that regenerate least and are broadcast least, and give their content to their neighbours.
 
-    In every block, between attention and MLP, ``num_prop`` patches go: those with the lowest (default ``selection``)
-
-        max_h A_jj * max_h sum_i A_ij,
-
-    A this block's attention over all tokens. A graph G of the patches is made once, from the tokens that enter the
-    first block: ``spatial`` joins the 8 neighbours on the grid, ``semantic`` each patch with its ``num_neighbours`` of
-    highest cosine (not symmetric; ties all count), ``mixed`` both; W = D^-1/2 G D^-1/2 with the row sums D of G. Then
-
-        x_kept += alpha W[kept, removed] x_removed,      W <- W[kept, kept],
-
-    and W is not normalised again. With ``token_scale`` each token has a scale t, 1 at first, that gains alpha W t in
-    the same way, and attention adds log(t) to the logits of its key. t does not sum to the number of patches and is
-    separate from `TokenState.size`. Prefix tokens never move and have t = 1. Kept patches come in descending order of
-    score.
-
-    ``sparsity`` < 1 keeps, per image and head, that share of the attention map and sets smaller probabilities to 0,
-    without normalising again, for attention and selection.
-
-    Blocks that remove tokens compute the attention map. Counts are fixed.
-
-    Deviations: ``num_prop=0`` in a block removes nothing, where the published code keeps only the class token;
-    ``propagation="none"`` ignores ``token_scale``, where the published code fails; its "Mean" mode, which adds a token
-    in every block, is missing.
+    Formulas and deviations are in docs/methods/gtp.md.
 
     Example:
         >>> GTP(num_prop=8).counts(196, 12)[-1]
@@ -58,8 +34,7 @@ class GTP(MethodConfig):
 
     name = "gtp"
     paper = "GTP-ViT: Efficient Vision Transformers via Graph-based Token Propagation (WACV 2024)"
-    kind = "prune"
-    runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
+    runtime = frozenset({"num_prop"})
     tunable = Tunable("num_prop", 0, None, per_layer="num_prop", others={"per": None})
 
     num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")
@@ -140,12 +115,6 @@ class GTPReducer(ScorerReducer[GTP]):
         Rows of the graph have moved along with their tokens; columns are still those of the input tokens.
         """
         n, m, carry = state.num_tokens, after.num_tokens, dict(after.carry)
-        if compiled.suit(x, state.carry["root"]):
-            none = x.new_empty(x.shape[0], 0)
-            before, scale = state.carry.get("scale", none), carry.get("scale", none)  # moved along, so of this block
-            graph = (state.carry[name] for name in ("joined", "place", "root"))
-            SPREAD(x, assignment.anchor, *graph, before, self.config.alpha, reduced, scale)
-            return reduced, after
         stays = torch.zeros(x.shape[0], n, dtype=torch.int8, device=x.device).scatter_(1, assignment.anchor, 1)
         removed = stays.sort(dim=1, stable=True).indices[:, : n - m]
         places = state.carry["place"].gather(1, removed)
@@ -240,27 +209,3 @@ def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
     if count == 0:
         return torch.zeros_like(similarity, dtype=torch.bool)
     return similarity >= similarity.topk(count, dim=2).values[..., -1:]
-
-
-def _spread(
-    x: Any, anchor: Any, joined: Any, place: Any, root: Any, before: Any, alpha: float, reduced: Any, scale: Any
-) -> None:
-    """Add to ``reduced`` (B, M, C) and ``scale`` (B, M) as `GTPReducer.propagate` does; (B, 0) without scales."""
-    stays = np.empty(x.shape[1], np.bool_)
-    for b in range(x.shape[0]):
-        stays[:] = False
-        for m in range(anchor.shape[1]):
-            stays[anchor[b, m]] = True
-        for m in range(anchor.shape[1]):
-            a, row = anchor[b, m], reduced[b, m]
-            for n in range(len(stays)):
-                if not stays[n] and joined[b, a, place[b, n]]:
-                    weight = root.dtype.type(alpha) * root[b, a] * root[b, n]
-                    token = x[b, n]
-                    for c in range(len(row)):
-                        row[c] += weight * token[c]
-                    if scale.shape[1] > 0:
-                        scale[b, m] += weight * before[b, n]
-
-
-SPREAD = compiled.Loop(_spread)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -14,7 +13,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, removed_by
@@ -29,26 +28,12 @@ LOG_PROBABILITY = "log_probability"
 class IARED2(Adaptive):
     """Drop the patches whose learned informative score is below 1/2, before each of three groups of blocks.
 
-    The interpreter of a group holds a policy token p (C) and scores the patches x_j that enter the group:
-
-        I_j = mean over heads h of sigmoid(<W_h x_j, V_h p> / sqrt(d) + b_h).
-
-    Evaluation drops patches with I_j < ``threshold`` for the rest of the network; the best one always stays. So images
-    keep different numbers of patches; they are padded to the longest of the batch and masked (compiled: masked only).
-    Prefix tokens are never scored. Acts before the block.
-
     Training removes nothing. A patch draws to stay with probability I_j, and is masked from there on if it does not.
     The share of the P patches that stays is reported as ``reduction.aux("kept")``, (B,) per group, in evaluation too,
     and the log probability of the draws as ``reduction.aux("log_probability")``, (B,). The loss is REINFORCE with the
     evaluation forward as baseline, see `objective`. No gradient flows from the interpreters into the tokens.
 
-    The paper trains one group after the other: ``stage=0``, then 1, then 2 through ``reduction.set(stage=...)``. Groups
-    before the stage decide as in evaluation, that of the stage draws, later ones keep all patches.
-
-    Not training-free: untrained interpreters choose at random. The authors published no code; the division by sqrt(d)
-    and the bias per head are our reading. W_h and p fold to one vector per head, so a score costs H products of length
-    C. ``threshold=0`` removes nothing. With ``r`` every group drops that many patches of every image, those with the
-    lowest scores, without a threshold: fixed counts, for inference and export.
+    Formulas and deviations are in docs/methods/ia_red2.md.
 
     Example:
         >>> IARED2().stages(12)
@@ -57,10 +42,8 @@ class IARED2(Adaptive):
 
     name = "ia_red2"
     paper = "IA-RED2: Interpretability-Aware Redundancy Reduction for Vision Transformers (NeurIPS 2021)"
-    kind = "prune"
-    single_images = True
-    training_free = False
-    runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
+    traits = Traits(training_free=False, single_images=True)
+    runtime = frozenset({"threshold", "stage"})
     tunable = Tunable("threshold", 0.0, 1.0, digits=4)
 
     blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")
@@ -72,7 +55,8 @@ class IARED2(Adaptive):
     stage: int | None = Field(
         None,
         ge=0,
-        description="curriculum: the group whose interpreter is trained, 0-based; later ones keep all patches",
+        description="curriculum: the group whose interpreter is trained, 0-based; earlier ones decide as in "
+        "evaluation, later ones keep all patches",
     )
 
     def stages(self, num_layers: int) -> tuple[int, ...]:

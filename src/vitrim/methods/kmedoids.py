@@ -27,24 +27,7 @@ WEIGHT = "kmedoids_weight"
 class KMedoids(StagedConfig):
     """Cluster the patches by K-medoids with attention as weights; the medoid represents its cluster.
 
-    The weight w_j of a patch is the attention it received in the block before, averaged over heads and queries, class
-    token included. The K_s = floor(P r^s) heaviest patches are the first medoids. Then, ``iterations`` times: every
-    patch joins the nearest medoid (Euclidean, on the tokens entering the block), and each cluster takes as medoid the
-    member i with the least cost
-
-        sum over members j of w_j |x_i - x_j|       (``cost="cluster"``)
-        w_i times the sum over all patches |x_i - x_j|     (``cost="all"``, as published)
-
-    The published cost is not restricted to the cluster and penalises heavy patches, which look like slips. The new
-    tokens are the unchanged medoids, in the order of the clusters: nothing is averaged, and gradients flow through the
-    medoids only. Prefix tokens pass unchanged. Acts before the block, from block 1 on, because the weights need the
-    full attention map of the block before.
-
-    Deviations: a medoid always belongs to its own cluster, so that no cluster is empty and no medoid repeats; the
-    published code repeats patch 0 for a cluster that duplicates have emptied. ``equal_weight`` sets w = 1, starts from
-    the patch nearest to all others, adds the patch farthest from those chosen, and needs no attention map.
-    ``start="random"`` is its published form: the first index is drawn (by torch, not NumPy) for the whole batch, in
-    evaluation too, and "farthest" means the largest distance to one chosen patch, not the smallest.
+    Formulas and deviations are in docs/methods/kmedoids.md.
 
     Example:
         >>> KMedoids(keep_rate=0.5).counts(196, 12)[-1]

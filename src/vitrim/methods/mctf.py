@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_heads
-from vitrim.core.block import ReducedBlock, Reducer
+from vitrim.core.block import BlockInput, Reducer
 from vitrim.core.matching import (
     alternate_cosines,
     alternate_split,
@@ -23,48 +23,17 @@ from vitrim.core.matching import (
     split_alternately,
     unit,
 )
-from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
 class MCTF(MethodConfig):
     """Fuse tokens by several criteria, before attention in every block but the first, with one-step-ahead attention.
 
-    With x_i the tokens entering the block (not normed), a_i the attention token i receives in this block (mean over
-    heads and queries) and s_i its size, two tokens attract each other by
-
-        W_ij = ((cos(x_i, x_j) + 1) / 2)^tau_sim (1 / (a_i a_j))^tau_info (1 / (s_i s_j))^tau_size:
-
-    similar, unattended and small tokens the most. The sets are even and odd places. Bidirectional: of the r fusions of
-    a block, floor(r/2) go from even to odd places, then the rest from odd places to the remaining even ones, with the
-    same W; a token that received may move on with its group. A group becomes its mean weighted by a_i s_i
-    (``pooling``).
-
-    ``attention`` selects what the fused tokens get. ``"one_step_ahead"``: the attention of the tokens before fusion,
-    query rows pooled like the tokens and key columns summed, times values projected from the fused tokens.
-    ``"precise"``: new attention among the fused tokens, with their sizes. ``"after"``: fusion at the end of the block.
-    The last two are ablations of the paper.
-
-    Fusing the map equals ordinary attention on the fused values copied back to their places, with its output rows
-    pooled. So ``attention_map="recomputed"`` never holds a B x H x N x N map; ``"shared"`` is the published procedure.
-    The results are equal.
-
-    Rounding: a fraction ``r`` of the current patches is rounded down; a block fuses at most half of its patches. The
-    order is the published one, which decides the pairs of the next block: even places in order, then odd ones by
-    descending attraction in the second phase. No gradient flows through W, the a_i or the weights.
-
-    Prefix tokens never move and never receive, which is the published rule for a class token; the published code
-    supports no others. Their a_i and s_i only enter the normalisation.
-
-    Deviations: ``min_patches`` is the published floor of 10 tokens, class token included, counted in patches; it holds
-    for fractions too, where the published code has no floor (``min_patches=1``). With fewer tokens on entry nothing is
-    fused, where the published code fails. a_i = 0 is clamped instead of giving NaN. The supplement's sentence on the
-    temperatures swaps information and similarity; its table and the code agree with our defaults. ``tau`` is the
-    exponent itself (the code stores 1 / tau); 0 switches a criterion off. Attention dropout acts on the fused map with
-    ``"shared"`` and on the full one otherwise.
+    Formulas and deviations are in docs/methods/mctf.md.
 
     Example:
         >>> MCTF(r=16).counts(196, 12)
@@ -74,12 +43,14 @@ class MCTF(MethodConfig):
     name = "mctf"
     paper = "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers (CVPR 2024)"
     kind = "merge"
-    merges_pairs = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    traits = Traits(least_kept=half)
+    runtime = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
-        16, description="tokens fused per block, or below 1 the fraction of patches fused; or a list with one per block"
+        16,
+        description="tokens fused per block, or below 1 the fraction of the current patches, rounded down; or a list "
+        "with one per block",
     )
     blocks: tuple[int, ...] | None = Field(None, description="where to fuse, 0-based; default all but the first")
     tau_sim: float = Field(1.0, ge=0.0, le=10.0, description="exponent of similarity; 0: off")
@@ -184,30 +155,16 @@ class OneStepAhead(MCTFReducer):
         """True for the elementwise maximum of query rows, which is not linear and cannot act on the output instead."""
         return self.config.attention_map == "shared" or self.config.pooling == "max"
 
-    def query(
-        self,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
-    ) -> tuple[Tensor, Tensor, TokenState]:
+    def query(self, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor, TokenState]:
         kept = self.config.attention_map  # "kept": the map is computed once, for deciding and attending
         if self.fuses_map or (map_is_faster(attention) if kept == "auto" else kept == "kept"):
             attention = KnownMap.of(attention)
-        return super().query(block, x, attention, state, rows, *host_args)
+        return super().query(attention, inputs)
 
     def attend_reduced(
-        self,
-        assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
+        self, assignment: Hard, attention: Attention, inputs: BlockInput
     ) -> tuple[Tensor, Tensor, TokenState]:
+        block, x, state, rows, _ = inputs
         reduced, after = assignment.apply(x, state)
         values = block.values(reduced)
         if self.fuses_map and isinstance(attention, KnownMap) and rows is None:
@@ -218,12 +175,14 @@ class OneStepAhead(MCTFReducer):
         out = merge_heads(self.attend(attention, state))
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
-    def fused_maps(
-        self, assignment: Hard, block: ReducedBlock, x: Tensor, attention: Attention, state: TokenState, *host_args: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute."""
+    def fused_maps(self, assignment: Hard, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor]:
+        """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute: for analysis.
+
+        Arguments as of `attend_reduced`.
+        """
+        block, x, state, _, given = inputs
         reduced, after = assignment.apply(x, state)
-        precise = block.project(reduced, after, None, *host_args).probabilities()
+        precise = block.project(reduced, after, None, given).probabilities()
         return fuse_map(assignment, attention.probabilities(), state.size), precise
 
 
@@ -232,17 +191,11 @@ class Precise(MCTFReducer):
     attends_anew = True
 
     def attend_reduced(
-        self,
-        assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
+        self, assignment: Hard, attention: Attention, inputs: BlockInput
     ) -> tuple[Tensor, Tensor, TokenState]:
+        block, x, state, rows, given = inputs
         x, state = assignment.apply(x, state)
-        attention = block.project(x, state, rows, *host_args)
+        attention = block.project(x, state, rows, given)
         return x, merge_heads(self.attend(attention, state)), state
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Soft
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.method import StagedConfig
+from vitrim.core.method import StagedConfig, Traits
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -26,8 +26,8 @@ class SoftMixing(StagedConfig):
     """
 
     kind = "soft"
-    training_free = False
-    runtime: ClassVar[frozenset[str]] = frozenset()
+    traits = Traits(training_free=False)
+    runtime = frozenset()
 
     def tokens_at(self, layer: Layer) -> tuple[int, int]:
         """Patches entering and leaving ``layer`` at the model's own image size."""
@@ -87,16 +87,7 @@ def mixes(config: type[SoftMixing]) -> Callable[[type[R]], type[R]]:
 class PatchMerger(SoftMixing):
     """Let K learned queries attend to the layer-normed patches; each becomes one token (section 3 of the paper).
 
-    With queries Q (K, C) and patches X (P, C) entering the block,
-
-        X' = softmax(Q LN(X)^T) LN(X),    softmax over the P patches, no 1/sqrt(C).
-
-    The K_s = floor(P r^s) rows of stage s replace the patches; prefix tokens pass unchanged. Acts before the block.
-
-    The queries start as N(0, 1), so with wide models the weights start nearly one-hot: train it. Deviation: where the
-    rule keeps every patch nothing is mixed, so that ``keep_rate=1`` is the dense model; the comparative study mixes
-    there too. The queries are for one image size, see `SoftMixing`. A head that averages patches averages the mixed
-    tokens. In plots, a mixed token is at the patch of largest weight.
+    Formulas and deviations are in docs/methods/patchmerger.md.
 
     Example:
         >>> PatchMerger(keep_rate=0.5).counts(196, 12)[-1]

@@ -15,33 +15,16 @@ from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, full_precision, pair_most_similar, unit_mean_keys
-from vitrim.core.method import Share, StagedConfig
+from vitrim.core.method import Share, StagedConfig, Traits
 from vitrim.core.registry import register
-from vitrim.core.schedule import KeepRule
+from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, no_gradient, take
 
 
 class PiToMe(StagedConfig):
     """Bipartite merging led by an energy: tokens in large groups of look-alikes merge, the others are protected.
 
-    Between attention and MLP of block i of L, with k_j the key of patch j averaged over heads,
-
-        energy_j = mean_m ELU(cos(k_j, k_m) - margin (1 - i / L)),
-
-    the mean over all patches, j itself included. Patches are ranked by energy, highest first. Of P patches
-    ceil(keep_rate P) stay and r = P - that merge. A block that protects takes the 2r patches of highest energy only:
-    those of even rank all merge, each into the most similar one of odd rank. A block that does not protect merges the r
-    most similar pairs of even and odd rank among all patches. ``protect`` selects the blocks that protect: the
-    ``"late"`` half (published for ViT and DeiT: blocks from ceil(L/2) on), the ``"early"`` half (published for MAE), or
-    ``"always"``.
-
-    Merged tokens are size-weighted means. By default attention does not use the sizes (``proportional``), as published.
-    Prefix tokens have no energy, never move and never receive. A block merges at most half of its patches. The
-    published rate is of the patches alone; ``rule="ceil_current_class_token"`` also counts the class token, as ToMe and
-    ToFu in the same repository do.
-
-    The order is the published one: protected patches (or unmerged sources, most similar first), then destinations, each
-    by rank. Later blocks rank anew. Published margin for AugReg: 0.9.
+    Formulas and deviations are in docs/methods/pitome.md.
 
     Example:
         >>> PiToMe(keep_rate=0.9).counts(64, 6)
@@ -51,7 +34,7 @@ class PiToMe(StagedConfig):
     name = "pitome"
     paper = "Accelerating Transformers with Spectrum-Preserving Token Merging (NeurIPS 2024)"
     kind = "merge"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"
@@ -62,7 +45,9 @@ class PiToMe(StagedConfig):
         0.75, ge=-1.0, le=1.0, description="cosine above which two tokens are alike, in block 0; falls to 0 with depth"
     )
     protect: Literal["late", "early", "always"] = Field(
-        "late", description="which half of the blocks protects tokens of low energy (early: published for MAE)"
+        "late",
+        description="blocks that protect tokens of low energy: the late half (published for DeiT), the early half "
+        "(for MAE), or all",
     )
 
     def default_stages(self, num_layers: int) -> tuple[int, ...]:

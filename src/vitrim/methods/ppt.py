@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -13,9 +12,9 @@ from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, quarter_blocks
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half, quarter_blocks
 from vitrim.core.scoring import Score, needs_of, patch_score
 from vitrim.core.tokens import TokenState, changed, is_traced, no_gradient
 
@@ -23,23 +22,7 @@ from vitrim.core.tokens import TokenState, changed, is_traced, no_gradient
 class PPT(MethodConfig):
     """Prune where a few patches get all the attention, pool where it is spread; between attention and MLP.
 
-    The score of a patch is that of ATS: the attention it gets from the class token, times the length of its values (all
-    heads side by side), as a share of the sum. In each image the unbiased variance of the scores decides: below
-    ``threshold`` the ``r`` most similar pairs merge, as in ToMe; else the ``r`` patches of lowest score go. Both remove
-    equally many, so counts are fixed. From the first merge on, attention adds log(size) to its logits.
-
-    Pruned images go on in descending order of score, pooled ones in ToMe's order, which decides the pairs of the next
-    block. A block removes at most half of its patches.
-
-    The scores sum to 1, so their variance falls with the square of the number of patches, and a ``threshold`` is for
-    one image size: 7e-5 for DeiT without training at 224 px, 6e-5 after fine-tuning. ``spread`` is for any size, a
-    multiple of 1 / P^2 for P current patches. A threshold of 0 always prunes.
-
-    ``proportional=False`` (for MAE, and for fine-tuning as published) also takes plain means: every stage starts from
-    sizes of 1, so that the state's sizes are those of the last stage's merges; ``source`` records all of them.
-
-    Where all patches are read at their places, removed ones come back with the value they had, pooled or pruned.
-    Deviations: all prefix tokens are protected; ``score`` has alternatives for models without a class token.
+    Formulas and deviations are in docs/methods/ppt.md.
 
     Example:
         >>> PPT(r=50).counts(196, 12)[::3]
@@ -49,8 +32,8 @@ class PPT(MethodConfig):
     name = "ppt"
     paper = "PPT: Token Pruning and Pooling for Efficient Vision Transformers (2023)"
     kind = "mixed"
-    merges_pairs = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"r", "threshold", "spread"})
+    traits = Traits(least_kept=half)
+    runtime = frozenset({"r", "threshold", "spread"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
@@ -61,7 +44,9 @@ class PPT(MethodConfig):
         7e-5, ge=0.0, description="variance of the scores below which an image is pooled; 0: always prune"
     )
     spread: float | None = Field(
-        None, ge=0.0, description="instead of threshold: a multiple of 1 / P^2 for P patches, for images of any size"
+        None,
+        ge=0.0,
+        description="instead of threshold: a multiple of 1 / P^2 for P current patches, for images of any size",
     )
     score: Score = Field(
         "class_token",

@@ -28,7 +28,6 @@ class Random(StagedConfig):
     """
 
     name = "random"
-    kind = "prune"
 
     seed: int | None = Field(
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -13,7 +13,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, unit_mean_keys
-from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, one_each, removed_by
@@ -24,24 +24,15 @@ from vitrim.errors import VitrimError
 Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
+def odd_places(current: int) -> int:
+    """The fewest patch tokens that a layer leaves: those at odd places."""
+    return max(current // 2, 1)
+
+
 class SAINT(Adaptive):
     """Drop the patches that resemble at least ``neighbours`` others, in the first half of the blocks.
 
-    Between attention and MLP the patches at even places (the first is even) are compared with those at odd places, by
-    the cosine of their keys, averaged over heads. With c the number of odd patches to which a patch has a cosine of at
-    least ``threshold`` t, its score is c exp(gamma (mean of those cosines - t)), or the mean of all its cosines where c
-    = 0. As many even patches go as have c >= ``neighbours``, highest scores first. The remaining even patches go on in
-    descending order of score, then the odd ones in place. Nothing is averaged; prefix tokens always stay.
-
-    ``variant="published"`` drops the mean over the batch, rounded down, from every image. A prediction then **depends
-    on the image's batch mates**, and an image may drop patches that resemble few others. By default each image drops
-    its own number, which equals the release at batch size 1; images then keep different numbers of tokens, padded and
-    masked, and every prediction equals that of the image alone. With ``r``, patches dropped per block, counts are fixed
-    and the method can be exported.
-
-    The release ignores its own options for ``neighbours`` and ``gamma``: it always uses 5 and 10. Its script has the
-    threshold 0.75, its functions 0.7. A list gives thresholds from the first block on; blocks after its end, and those
-    with a threshold of 1, drop nothing.
+    Formulas and deviations are in docs/methods/saint.md.
 
     Example:
         >>> SAINT().stages(12), SAINT(r=[40, 20]).counts(196, 12)[:3]
@@ -50,9 +41,8 @@ class SAINT(Adaptive):
 
     name = "saint"
     paper = "Similarity-Aware Token Pruning: Your VLM but Faster (2025)"
-    kind = "prune"
-    single_images = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "neighbours", "gamma"})
+    traits = Traits(single_images=True, least_kept=odd_places)
+    runtime = frozenset({"threshold", "neighbours", "gamma"})
     tunable = Tunable(
         "threshold",
         1.0,
@@ -65,7 +55,8 @@ class SAINT(Adaptive):
     )
 
     threshold: Cosine | tuple[Cosine, ...] = Field(
-        0.75, description="least cosine of similar patches, or a list from the first block on"
+        0.75,
+        description="least cosine of similar patches, or a list from the first block on; 1: the block drops nothing",
     )
     blocks: tuple[int, ...] | None = Field(
         None, description="where to drop, 0-based; default the first half, or as many as a list has"
@@ -103,10 +94,6 @@ class SAINT(Adaptive):
         """Threshold of the block at ``depth``, one of the `stages`."""
         blocks = self.stages(num_layers)
         return one_each(self.threshold, len(blocks), "saint: threshold")[blocks.index(depth)]
-
-    @classmethod
-    def least_kept(cls, current: int) -> int:
-        return max(current // 2, 1)  # the patches at odd places stay
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
         removed = removed_by(initial, counts)

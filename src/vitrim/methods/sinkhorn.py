@@ -18,18 +18,7 @@ from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
 class Sinkhorn(SoftMixing):
     """Assign unit-length patches to K learned unit centres, softly and in balance.
 
-    With x_j = patch j / its length, centres v_k of unit length and M_kj = v_k . x_j / ``eps``, the transport T starts
-    at exp(M); ``iterations`` times its rows, then its columns, are scaled to equal sums. At the end the weights of each
-    patch sum to 1 and those of each centre to about P / K. New token k is the sum of T_kj x_j, of unit vectors, so the
-    patches leave the scale of the residual stream. Prefix tokens pass unchanged. Acts before the block.
-
-    Deviations: the study uses ``eps=1``. As cosines lie in [-1, 1], T is then nearly uniform and the new tokens become
-    nearly identical (their spread falls from 1e-2 to 1e-7 over three stages), so the default is 0.05. The published
-    code overwrites the centres by unit vectors in every forward, in evaluation too, and takes gradients at those
-    (``in_place``); by default the computation normalises them, with equal output and unchanged parameters. Where the
-    rule keeps every patch nothing is mixed, so that ``keep_rate=1`` is the dense model.
-
-    The iterations run on logarithms in at least float32. The centres are for one image size, see `SoftMixing`.
+    Formulas and deviations are in docs/methods/sinkhorn.md.
 
     Example:
         >>> Sinkhorn(keep_rate=0.5).counts(196, 12)[-1]

@@ -16,17 +16,7 @@ from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
 class SiT(SoftMixing):
     """Let each patch cast K weights by a two-layer network; each of K tokens is the mean of the patches by its weights.
 
-    With patches X (P, C) entering the block and a learned scale t (1 at the start),
-
-        A = softmax(t W_2 GELU(W_1 LN(X)))^T  over the P patches,  W_1: C -> C/2, W_2: C/2 -> K;    X' = A X.
-
-    The mixed values are the patches themselves, not their layer norm. The K_s = floor(P r^s) rows of stage s replace
-    the patches; prefix tokens pass unchanged. Acts before the block. Untrained it averages all patches nearly equally.
-
-    This is the paper's slimming module as the comparative study uses it, without the convolutional stem and the feature
-    recalibration distillation. Where the rule keeps every patch nothing is mixed, so that ``keep_rate=1`` is the dense
-    model. W_2 is for one image size, see `SoftMixing`; its bias cancels in the softmax, and exists because the
-    published parameters have it.
+    Formulas and deviations are in docs/methods/sit.md.
 
     Example:
         >>> SiT(keep_rate=0.5).counts(196, 12)[-1]

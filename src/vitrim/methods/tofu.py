@@ -13,31 +13,16 @@ from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import Share, StagedConfig
+from vitrim.core.method import Share, StagedConfig, Traits
 from vitrim.core.registry import register
-from vitrim.core.schedule import KeepRule
+from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
 
 
 class ToFu(StagedConfig):
     """Find ToMe's pairs, between attention and MLP; early blocks drop the sources, late ones merge and keep the norm.
 
-    The tokens at even places look for the most similar key (cosine, averaged over heads) among those at odd places;
-    ceil(keep_rate P) of the P patches stay. Blocks 0..``prune_until`` drop the most similar sources. Later blocks merge
-    with MLERP: with x the plain mean of a destination and its sources,
-
-        x' = x / ||x|| * (largest norm in the group),
-
-    so that a mean of different directions does not come out short. Sizes enter neither the merge nor, by default,
-    attention. Prefix tokens never move and never receive.
-
-    The reference is not the authors' code but the re-implementation in PiToMe's repository, which differs in three
-    ways: it divides by the norm of the old destination, not of the mean (``norm_of="destination"``); its rate also
-    counts the class token, so that some blocks remove one token more (``rule="ceil_current_class_token"``); and a rate
-    below 0.5 may remove more than half of the tokens, which here is the most. Its variant for MAE merges by the plain
-    mean.
-
-    Refused on heads that pool patches: dropped tokens are missing in the mean, merged ones would count once.
+    Formulas and deviations are in docs/methods/tofu.md.
 
     Example:
         >>> ToFu(keep_rate=0.9).counts(64, 6)
@@ -47,7 +32,7 @@ class ToFu(StagedConfig):
     name = "tofu"
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"

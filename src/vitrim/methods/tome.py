@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -11,28 +11,16 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import MethodConfig, Share, Tunable
+from vitrim.core.method import MethodConfig, Share, Traits, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, MergeRule, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
 
 class ToMe(MethodConfig):
     """Bipartite soft matching on keys, between attention and MLP of every block.
 
-    The tokens at even places look for the most similar key (cosine, averaged over heads) among those at odd places; the
-    ``r`` best pairs become their size-weighted mean. Prefix tokens never move and never receive. From the first merge
-    on, attention adds log(size) to its logits, so that a token of size s attracts s times the weight.
-
-    Amounts: ``r`` per block, an int or a list; with ``inflect`` in [-1, 1] the int changes linearly over the blocks
-    ("(r, inflect)" of the paper's appendix); or ``keep_rate`` at ``blocks`` as in "Which Tokens to Use?". A block
-    merges at most half of its patches; later stages of ``keep_rate`` catch up, except with
-    ``rule="floor_initial_power_steps"``, the rule of the study's code.
-
-    Deviations from the published code: it ignores LayerScale, q/k norm and register tokens. Without a class token the
-    kept sources stay in order of position (``kept_order="similarity"`` gives the published order, which changes the
-    pairs of the next block). Patch-pooling heads see the un-merged tokens, so that their mean is weighted by size, as
-    in its MAE variant only. For MAE models it sets ``proportional=False``: set it to compare.
+    Formulas and deviations are in docs/methods/tome.md.
 
     Example:
         >>> ToMe(r=8, inflect=-1.0).counts(196, 12)[-1]
@@ -42,15 +30,18 @@ class ToMe(MethodConfig):
     name = "tome"
     paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
     kind = "merge"
-    merges_pairs = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
+    traits = Traits(least_kept=half)
+    runtime = frozenset({"r", "inflect", "keep_rate"})
     tunable = Tunable("r", 0, None, per_layer="r", others=dict.fromkeys(("per", "blocks", "rule")))
 
     r: int | tuple[int, ...] = Field(
         8, description="tokens merged per block, or a list from the first block on (0 after its end)"
     )
     inflect: float = Field(
-        0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing"
+        0.0,
+        ge=-1.0,
+        le=1.0,
+        description="with one r: -1 goes linearly from 2r down to 0 over the blocks, 1 from 0 up to 2r",
     )
     per: int | None = Field(
         None,

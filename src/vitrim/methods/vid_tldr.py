@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
-from vitrim.core.attention import MAP_BYTES, Attention, KnownMap, heads_at_once, map_is_faster
+from vitrim.core.attention import Attention, KnownMap, at_once, map_is_faster
 from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_cosines, match_alternate
-from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
 class VidTLDR(MethodConfig):
     """Merge similar tokens in the first blocks, between attention and MLP; background counts for nothing.
 
-    The saliency of a patch measures how sharply it attends: with p_i its attention, averaged over heads, without the
-    bias by size, e_i = sum_j p_ij log p_ij. In each image e is scaled to [0, 1]. Patches below the mean are background
-    with weight 0; the others get their distance to it, as a share of the largest.
-
-    Pairs are found as in ToMe, on the tokens themselves (after attention). A token that moves counts with its weight
-    times its size, its destination with its size. So background vanishes in its destination and adds no size: sizes are
-    fractions, and sum to less than the number of patches. Attention adds log(size) to its logits.
-
-    The method is for video encoders without a class token. Deviations: prefix tokens are protected; the released
-    functions would pair them like patches. Where saliency is equal everywhere, all weights are 1 (released: 0/0). A
-    head that averages patches counts each by its token; ``head="tokens"`` averages the remaining tokens, as released,
-    which is impossible for a head that reads every patch at its place.
+    Formulas and deviations are in docs/methods/vid_tldr.md.
 
     Example:
         >>> VidTLDR(r=[600, 200, 100]).counts(1568, 12)[:4]
@@ -42,8 +31,8 @@ class VidTLDR(MethodConfig):
     name = "vid_tldr"
     paper = "vid-TLDR: Training Free Token Merging for Light-weight Video Transformer (CVPR 2024)"
     kind = "merge"
-    merges_pairs = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    traits = Traits(least_kept=half)
+    runtime = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
@@ -121,8 +110,7 @@ def sharpness(attention: Attention, size: Tensor | None) -> Tensor:
     n = attention.k.shape[2]
     step = heads
     if not (isinstance(attention, KnownMap) or torch.compiler.is_compiling()):
-        kind = "cpu" if attention.q.device.type in ("cpu", "meta") else "gpu"
-        step = heads_at_once(batch * m * n * decision_dtype(attention.q.dtype).itemsize, heads, MAP_BYTES[kind])
+        step = at_once(heads, batch * m * n * decision_dtype(attention.q.dtype).itemsize, attention.q.device)
     total: Tensor | None = None
     for first in range(0, heads, step):
         share = attention.narrow(1, first, min(step, heads - first)).probabilities()

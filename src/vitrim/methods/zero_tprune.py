@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -44,22 +44,7 @@ class TwoStages:
 class ZeroTPrune(MethodConfig):
     """Rank tokens by weighted PageRank on this block's attention map; drop similar ones first, then unimportant ones.
 
-    After each of ``blocks``, with its attention A (H heads, N tokens, rows sum to 1) and keys:
-
-    1. importance by one iteration, for ranking only;
-    2. S-stage: the less important half of the patches look for the most similar key (cosine, averaged over heads) in
-       the other half; the ``num_similar`` with the best match are dropped, not merged;
-    3. I-stage: importance of the rest on A restricted to them; the share ``keep_rate`` stays, highest first.
-
-    Importance of token j: s_h <- A_h^T s_h, ``iterations`` times, from equal scores, that of the class token sqrt(N)
-    times higher with ``boost_class_token``. Heads whose scores (of mean 1) have a variance outside ``variance_range``
-    are ignored, unless all are; over the others, s_j = root mean square of s_hj. Prefix tokens always stay. Counts are
-    fixed.
-
-    The authors published no code: this is one reading of the paper. Where it is silent or contradicts itself: scores
-    are scaled to mean 1 (scaled to sum 1, as printed, no variance could reach 0.01); the restricted map is normalised
-    again by rows; the amounts, which the paper finds by random search, are plain options; ``iterations`` defaults to 30
-    in the first quarter of the depth (paper: 30 to 50), 1 in the last and 5 between (5 to 10).
+    Formulas and deviations are in docs/methods/zero_tprune.md.
 
     Example:
         >>> ZeroTPrune(num_similar=10, keep_rate=0.8).counts(196, 12)[-1]
@@ -68,8 +53,7 @@ class ZeroTPrune(MethodConfig):
 
     name = "zero_tprune"
     paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
-    kind = "prune"
-    runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})
+    runtime = frozenset({"num_similar", "keep_rate"})
     tunable = Tunable(
         "keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", others={"num_similar": 0}
     )
@@ -79,7 +63,12 @@ class ZeroTPrune(MethodConfig):
     )
     keep_rate: Share | tuple[Share, ...] = Field(0.8, description="share of the others kept, for all or for each block")
     blocks: tuple[int, ...] | None = Field(None, description="acts after these, 0-based; default a quarter apart")
-    iterations: int | None = Field(None, ge=1, le=1000, description="of PageRank; default 30, 5 or 1 by depth")
+    iterations: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="of PageRank; default 30 in the first quarter of the depth, 1 in the last, 5 between",
+    )
     boost_class_token: bool = Field(True, description="start the class token, where there is one, sqrt(N) times higher")
     variance_range: tuple[float, float] = Field(
         (0.01, 0.7), description="heads with score variance outside are ignored"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, panels
+from vitrim.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, panels
 
 MISSING = "#d0d0d0"
 WRITTEN = 9

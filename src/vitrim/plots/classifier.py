@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
+from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
-from vitrim.measure.machine import drawing
 from vitrim.plots.charts import short
 from vitrim.plots.patches import draw_kept, groups_of, in_colour, overlay, sources_of
-from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
+from vitrim.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
 from vitrim.tasks import make_task
 
 LARGE = 224
@@ -99,7 +99,7 @@ def rows_of(
     Raises:
         VitrimError: outputs that are not finite.
     """
-    like = next(models[0].forward.parameters())
+    like = next(models[0].model.parameters())
     images = image[None].to(like.device, like.dtype)
     rows, dense = [], None
     for model in models:
@@ -146,7 +146,7 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
             found[depth][places] = scores[0].double().cpu().numpy()
 
     with ExitStack() as hooks:
-        for block in host_of(model.forward.model).blocks(model.forward.model):
+        for block in host_of(model.model).blocks(model.model):
             if isinstance(block, ReducedBlock):
                 hooks.enter_context(block.reducer.register_forward_pre_hook(partial(record, block.depth)))
         yield found

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED
+from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput
-from vitrim.measure.machine import drawing
 from vitrim.plots.patches import Image, draw_kept, enlarged, groups_of, in_colour, sources_of
-from vitrim.plots.style import sheet
+from vitrim.style import sheet
 from vitrim.tasks.detection import SURE, Detection, in_stored_pixels
 from vitrim.tasks.segmentation import Segmentation
 from vitrim.tasks.transforms_dense import resized_to
@@ -374,7 +374,7 @@ def draw_comparison(
         VitrimError: see `check_drawable`; or outputs that are not finite.
     """
     check_drawable(task)
-    like = next(models[0].forward.parameters())
+    like = next(models[0].model.parameters())
     images, targets = task.collate([(shown.pixels, shown.target)])
     images, targets = images.to(like.device, like.dtype), targets.to(like.device)
     draw = _Drawing(task, shown)
@@ -458,6 +458,6 @@ class _Drawing:
 def _input_sizes(model: Contestant) -> Iterator[list[Size]]:
     """Record heights and widths of the model's inputs within the block."""
     sizes: list[Size] = []
-    module = model.forward.model
+    module = model.model
     with module.register_forward_pre_hook(lambda _, args: sizes.append((args[0].shape[-2], args[0].shape[-1]))):
         yield sizes

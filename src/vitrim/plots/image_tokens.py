@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of, reduced_parts
 from vitrim.core.registry import ask
-from vitrim.measure.copies import reduced_copy
-from vitrim.measure.prefill import Prefill
+from vitrim.engines.copies import reduced_copy
+from vitrim.engines.prefill import Prefill
 from vitrim.plots.charts import short
 from vitrim.plots.images import unnormalised
 from vitrim.plots.patches import HATCH_GROUND, HATCH_LINE, OUTLINE_COLOUR, draw_kept, in_colour
-from vitrim.plots.style import TEXT, TITLE, below, panels
+from vitrim.style import TEXT, TITLE, below, panels
 
 if TYPE_CHECKING:
     from vitrim.data.decoding import Transform

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
-from vitrim.plots.style import SMALL, TEXT, sheet
+from vitrim.style import SMALL, TEXT, sheet
 
 Image = NDArray[np.float32]
 

@@ -19,21 +19,21 @@ from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.selection import Selector
 from vitrim.data import eval_transform, spread
 from vitrim.data.transforms import geometry_of
+from vitrim.engines.machine import drawing, environment, select_device
+from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.errors import VitrimError, check_installed
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.contestants import contestants
 from vitrim.measure.inputs import EMBEDDING, DataSpec, task_name
-from vitrim.measure.machine import drawing, environment, select_device
-from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.measure.task_data import open_task
 from vitrim.plots.classifier import draw_show, prepared, rows_of
 from vitrim.plots.dense import check_drawable, draw_comparison, scene
 from vitrim.plots.image_tokens import copies, draw_image_tokens, image_token_rows, preparing
 from vitrim.plots.images import Pictured, from_source, given_images, pixels_of
-from vitrim.plots.style import encoded, save
 from vitrim.report import Report, Table
 from vitrim.results import PictureFormat, Pictures
+from vitrim.style import encoded, save
 from vitrim.tasks.classes import class_names as names_of
 
 FEW = 8
@@ -193,7 +193,7 @@ def _classified(
         drawn, predicted = rows_of(models, image, names, seed=pictures.seed)
         figure = draw_show(pixels_of(dense, image), drawn, grid, dense=predicted, blocks=blocks, title=title)
         pictures.add(name, title, figure, {"dense": predicted, **{row.name: row.prediction for row in drawn}})
-    return pictures.report(models[0].forward, [model.name for model in models])
+    return pictures.report(models[0].model, [model.name for model in models])
 
 
 def _image_tokens(pictures: _Pictures, host: Prefill, configs: Sequence[MethodConfig], images: Pictured) -> Shown:
@@ -250,4 +250,4 @@ def _dense(
             title=f"{loaded.name}, {title}", seed=pictures.seed, notes=notes,
         )  # fmt: skip
         pictures.add(f"image_{place}", title, figure, notes)
-    return pictures.report(models[0].forward, [model.name for model in models])
+    return pictures.report(models[0].model, [model.name for model in models])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.plots.style import sheet
+from vitrim.style import sheet
 
 CONSTANT, SEARCHED = "#4878a8", "#d1495b"
 

@@ -167,8 +167,13 @@ class Task(ABC):
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Any:
         """Predict images (B, C, H, W): logits (B, K). ``targets`` only tell where images are padded; None: nowhere."""
-        logits = ask(model).logits(model(images))
-        return logits if self.columns is None else logits[:, self.columns]
+        return self.of_output(ask(model).logits(model(images)))
+
+    def of_output(self, output: Tensor) -> Tensor:
+        """Predict from a model's output as one tensor: logits (B, K), or embeddings (B, D) where the task `embeds`."""
+        if self.embeds:
+            return self.of_embedding(output)
+        return output if self.columns is None else output[:, self.columns]
 
     def of_embedding(self, vectors: Tensor) -> Tensor:
         """Predict from embeddings (B, D), where the task `embeds`; by default returns them."""

@@ -147,7 +147,7 @@ def train(
 
 def _report(trainer: Trainer, data: Any, result: dict[str, Any], *, dry_run: bool) -> TrainReport:
     """The report of a run that has ended, or of a dry run."""
-    from vitrim.measure.machine import environment
+    from vitrim.engines.machine import environment
     from vitrim.training.build import chosen_splits
 
     running, values, accelerator = trainer.running, trainer.recipe, trainer.accelerator

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
+from vitrim.engines.copies import dense_copies, reduced_copy
 from vitrim.engines.engine import Eager, Engine, compilation, engines_named
+from vitrim.engines.macs import Profile, profile_of
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import check_engines, in_dtype
-from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.latency import Budget, fastest, in_turn, time_interleaved
-from vitrim.measure.macs import Profile, profile_of
 from vitrim.tuning.space import Point, Space
 
 FloatArray = NDArray[np.float64]
@@ -74,7 +74,7 @@ class Cost(ABC):
 
 
 class MacsCost(Cost):
-    """Multiply-accumulates, counted by `vitrim.measure.macs.profile_of`.
+    """Multiply-accumulates, counted by `vitrim.engines.macs.profile_of`.
 
     If counts follow from shapes, a copy of the model on the meta device is counted. Estimates come from a least-squares
     fit over sums of token counts to settings drawn from the space, unless the fit misses three test settings by more
@@ -255,10 +255,9 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
         with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
 
             def ready(engine: Engine, model: nn.Module) -> Callable[[], object]:
-                given = [batch.to(engine.dtype) for batch in images]
-                made = engine.prepare(model, given[0], Path(mkdtemp(dir=folder)), torch.cat(given))
+                made = engine.prepare(model, images[0], Path(mkdtemp(dir=folder)), torch.cat(list(images)))
                 with torch.inference_mode():
-                    return in_turn(made, given)
+                    return in_turn(made.run, [made.given(batch) for batch in images])
 
             def times(calls: dict[str, Callable[[], object]]) -> dict[str, FloatArray]:
                 with torch.inference_mode():

@@ -26,27 +26,27 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from vitrim import style
 from vitrim.checked import Positive, checked, checked_call
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods
 from vitrim.core.saving import entries
+from vitrim.engines.copies import reduced_copy
 from vitrim.engines.engine import Engine, engines_named, listed
 from vitrim.engines.exported import Exported, sidecar, staged, weights_beside
 from vitrim.engines.formats import formats
+from vitrim.engines.machine import drawing, environment
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, ModelSpec
-from vitrim.measure.copies import reduced_copy
+from vitrim.measure.compare import SCORED_ON_ENGINES
 from vitrim.measure.evaluation_report import doubts
 from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.inputs import EMBEDDING, DataSpec, open_images, task_name
-from vitrim.measure.machine import drawing, environment
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
-from vitrim.measure.scoring import SCORED_ON_ENGINES
 from vitrim.measure.task_data import num_classes, open_task
-from vitrim.plots import style
 from vitrim.report import Report
 from vitrim.results import FileResults, Results
 from vitrim.tasks import Task, make_task
@@ -292,7 +292,7 @@ def _open(
     if len(dataset) < LEAST:
         raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
     for config in wanted or ():
-        if not config.training_free:
+        if not config.traits.training_free:
             raise VitrimError(
                 f"{config.name} learns parameters, which would be random here: name methods that need no training"
             )
@@ -412,7 +412,9 @@ def _publish(
     best = chosen or dense
     sentence = in_words(race, dense, chosen, score, facts["bound"].get("speedup"))
     rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
-    path = _copy_file(race.ready(best.config, best.engine).file.path, folder)
+    made = race.ready(best.config, best.engine)
+    assert isinstance(made, Exported)
+    path = _copy_file(made.path, folder)
     report = OptimizeReport(
         "optimize",
         {**facts, "sentence": sentence, "chosen": best.name, "engine": str(best.engine)},

@@ -22,21 +22,21 @@ from torch.utils.data import Subset
 from vitrim.core.method import MethodConfig
 from vitrim.data import spread
 from vitrim.data.dataset import CALIBRATED
+from vitrim.engines.copies import reduced_copy, shared_copy
 from vitrim.engines.engine import Eager, Engine, FileEngine
-from vitrim.engines.writing import FileSpec, export
+from vitrim.engines.runnable import Runnable
+from vitrim.engines.writing import FileSpec
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import RING
 from vitrim.measure.contestants import Contestant, contestants
-from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.evaluation_report import at_chance
-from vitrim.measure.in_files import FileModel
+from vitrim.measure.export import export
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss, TaskMetrics
-from vitrim.measure.records import DENSE, read
+from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
-from vitrim.measure.scoring import OnEngine
-from vitrim.report import Pace
+from vitrim.report import DENSE, Pace
 from vitrim.tasks import Task
 from vitrim.tuning.cost import MacsCost, within
 from vitrim.tuning.proxy import DatasetImages, Part
@@ -167,7 +167,7 @@ class Race:
     known: dict[str, list[Rung]] = field(default_factory=dict)
     slope: float = 1.0
     step: int = 0
-    _ready: dict[tuple[str, str], Any] = field(default_factory=dict)
+    _ready: dict[tuple[str, str], Runnable] = field(default_factory=dict)
 
     # ---- on the first third: methods and schedules -------------------------------------------------------------------
 
@@ -394,7 +394,8 @@ class Race:
                 calls: dict[str, Callable[[], object]] = {}
                 for place, pair in enumerate(pairs):
                     self.say(f"making {named(pair[0])} ready on {pair[1]}, {place + 1} of {len(pairs)}")
-                    calls[str(place)] = in_turn(self.ready(*pair), ring)
+                    ready = self.ready(*pair)
+                    calls[str(place)] = in_turn(ready.run, [ready.given(images) for images in ring])
                 self.say(f"timing {len(calls)} files")
                 # use every image equally often, in both halves of the rounds
                 budget = Budget(15, 1.0) if len(ring) == 1 else Budget(2 * len(ring), 0.0, 2 * len(ring))
@@ -409,8 +410,7 @@ class Race:
         def scored() -> list[dict[str, float]]:
             models = [Contestant(shared_copy(self.model).eval(), self.task)]
             for one in candidates:
-                run = self.ready(one.config, one.engine)
-                models.append(OnEngine(self.model, self.task, None, one.engine, run, self.batch_size))
+                models.append(Contestant(self.ready(one.config, one.engine), self.task, name=one.name))
             measurement = Measurement(models, [self.loss], self.task)
             pace, count = Pace(), self.images.count(part)
 
@@ -427,8 +427,8 @@ class Race:
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
-    def ready(self, config: MethodConfig | None, engine: Engine) -> Any:
-        """A callable that runs batches through the ``file`` of a method, or of the dense model, on an engine."""
+    def ready(self, config: MethodConfig | None, engine: Engine) -> Runnable:
+        """The file of a method, or of the dense model, on an engine."""
         key = (named(config), str(engine))
         if key not in self._ready:
             model = shared_copy(self.model) if config is None else reduced_copy(self.model, config)
@@ -446,7 +446,7 @@ class Race:
         path = self._place(one.config) / f"bytes{kind.suffix}"
         searched = dataset.part(self.images.places["search"])
         file = export(self.model, one.config, path, wanted, images=searched, check=0)
-        self._ready[one.name, str(one.engine)] = FileModel(file)
+        self._ready[one.name, str(one.engine)] = file
 
     def _place(self, config: MethodConfig | None) -> Path:
         place = self.folder / hashlib.sha256(named(config).encode()).hexdigest()[:12]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitrim import style
 from vitrim.engines.engine import Engine
 from vitrim.measure.evaluation_report import unseen
 from vitrim.measure.neighbours import NeighbourLoss
-from vitrim.measure.records import DENSE
 from vitrim.measure.speed_report import engine_of
-from vitrim.plots import style
-from vitrim.report import Table
+from vitrim.report import DENSE, Table
 from vitrim.tuning.optimize_race import Candidate, Race
 
 SPOKEN = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor"}

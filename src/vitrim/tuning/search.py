@@ -25,10 +25,10 @@ from vitrim.checked import checked
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
+from vitrim.engines.copies import shared_copy
 from vitrim.engines.engine import engines_named, listed
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import check_engines
-from vitrim.measure.copies import shared_copy
 from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Processes

@@ -89,7 +89,7 @@ class Space:
         """The option that names the active blocks, if these are searched too: the method has such an option, learns
         nothing for single blocks, and its options do not set it."""
         option = self.tunable.places if self.tunable.first_place is not None else None
-        searched = not self.placed and self.base.training_free and option not in self.base.model_fields_set
+        searched = not self.placed and self.base.traits.training_free and option not in self.base.model_fields_set
         return option if searched else None
 
     @property
@@ -333,7 +333,7 @@ def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConf
     found = []
     shell = copy.deepcopy(model).to("meta")
     for kind in methods().values():
-        if kind.tunable is None or not kind.training_free or (counted and kind().is_adaptive()):
+        if kind.tunable is None or not kind.traits.training_free or (counted and kind().is_adaptive()):
             continue
         config = kind()
         try:  # only reducing a model checks all requirements of a method

@@ -22,13 +22,13 @@ from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.engines.engine import engines_named
+from vitrim.engines.machine import environment, select_device
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.identity import identity
 from vitrim.measure.inputs import ScoredData
-from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
 from vitrim.measure.task_data import open_task

@@ -159,7 +159,7 @@ def test_errors_of_merging_are_of_the_tokens_between_attention_and_mlp(
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config.describe())
 def test_one_block_alone_is_one_block_alone(config: vitrim.MethodConfig) -> None:
     """Over the registry: nothing is removed anywhere else."""
-    if config.tunable is None or config.tunable.per_layer is None or not config.training_free:
+    if config.tunable is None or config.tunable.per_layer is None or not config.traits.training_free:
         return
     for depth in range(2, LAYERS):
         value = 0.5 if config.tunable.similarity else config.tunable.removing(0.5, PATCHES)

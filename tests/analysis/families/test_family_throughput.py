@@ -117,7 +117,7 @@ def test_aligned_counts(model: nn.Module, data: TensorDataset, config: vitrim.Me
     added = config.added_tokens()
     for had, old, new in zip([PATCHES + 1, *after], before, after, strict=False):
         assert new >= old
-        at_end = new in (had, config.least_kept(had - 1) + 1, PATCHES + 1)  # no more, or no less, can be done
+        at_end = new in (had, config.traits.least_kept(had - 1) + 1, PATCHES + 1)  # no more, or no less, can be done
         assert (new - added) % 4 == 0 or at_end
 
 

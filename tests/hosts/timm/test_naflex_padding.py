@@ -82,7 +82,7 @@ def test_every_image_of_a_padded_batch_equals_itself_alone(host: str, config: vi
         state = reduction.state
         for image in range(len(batch["patches"])):
             own = model(alone(batch, image))
-            if config.batch_dependent and getattr(config, "granularity", "batch") == "batch":
+            if config.traits.batch_dependent and getattr(config, "granularity", "batch") == "batch":
                 continue  # by its definition an image depends on its batch mates
             real = slice(None) if state.mask is None else state.mask[image]
             assert state.size[image, real].shape[0] == reduction.state.num_tokens

@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 from timm.layers import HybridEmbed
-from timm.models import beit, eva, naflexvit, vision_transformer, vision_transformer_relpos
+from timm.models import naflexvit, vision_transformer
 from torch import Tensor, nn
 
 import tiny
@@ -20,34 +20,22 @@ from vitrim.hosts.shared.blocks import project_qkv, project_values
 
 SMALL: dict[str, Any] = {"embed_dim": 64, "depth": 3, "num_heads": 4, "num_classes": 5}
 IMAGES: dict[str, Any] = {"img_size": 32, "patch_size": 8}
+NAFLEX: dict[str, Any] = {"patch_size": 8, "pos_embed_grid_size": (4, 4)}
+OF_IMAGES = (
+    *("vit_tiny_patch16_224", "vit_base_patch32_plus_256", "vit_huge_patch14_224.mae", "vit_base_patch16_clip_224"),
+    *("vit_base_patch16_siglip_224", "vit_small_patch14_dinov2", "vit_base_patch16_rpn_224"),
+    *("vit_base_patch16_xp_224", "vit_small_patch16_36x1_224", "vit_small_patch16_18x2_224"),
+    *("vit_medium_patch16_rope_reg1_gap_256", "vit_small_patch16_rope_224", "vit_small_patch16_rope_mixed_ape_224"),
+    *("vit_small_patch16_dinov3", "vit_pe_core_tiny_patch16_384", "vit_pe_spatial_tiny_patch16_512"),
+    *("vit_relpos_small_patch16_rpn_224", "vit_srelpos_small_patch16_224", "deit_tiny_distilled_patch16_224"),
+    *("deit3_small_patch16_224", "eva_giant_patch14_224", "eva02_tiny_patch14_224"),
+    *("beit_base_patch16_224", "beitv2_base_patch16_224"),
+)
 NAMED: dict[str, dict[str, Any]] = {
-    "vit_tiny_patch16_224": IMAGES,
-    "vit_base_patch32_plus_256": IMAGES,
-    "vit_huge_patch14_224.mae": IMAGES,
-    "deit_tiny_distilled_patch16_224": IMAGES,
-    "deit3_small_patch16_224": IMAGES,
-    "vit_base_patch16_clip_224": IMAGES,
-    "vit_base_patch16_siglip_224": IMAGES,
-    "vit_small_patch14_dinov2": IMAGES,
+    **dict.fromkeys(OF_IMAGES, IMAGES),
     "vit_giant_patch14_reg4_dinov2": {**IMAGES, "mlp_ratio": 4.0},
-    "vit_base_patch16_rpn_224": IMAGES,
-    "vit_base_patch16_xp_224": IMAGES,
-    "vit_small_patch16_36x1_224": IMAGES,
-    "vit_small_patch16_18x2_224": IMAGES,
-    "eva_giant_patch14_224": IMAGES,
-    "eva02_tiny_patch14_224": IMAGES,
-    "vit_medium_patch16_rope_reg1_gap_256": IMAGES,
-    "vit_small_patch16_rope_224": IMAGES,
-    "vit_small_patch16_rope_mixed_ape_224": IMAGES,
-    "vit_small_patch16_dinov3": IMAGES,
-    "vit_pe_core_tiny_patch16_384": IMAGES,
-    "vit_pe_spatial_tiny_patch16_512": IMAGES,
-    "beit_base_patch16_224": IMAGES,
-    "beitv2_base_patch16_224": IMAGES,
-    "vit_relpos_small_patch16_rpn_224": IMAGES,
-    "vit_srelpos_small_patch16_224": IMAGES,
-    "naflexvit_base_patch16_gap": {"patch_size": 8, "pos_embed_grid_size": (4, 4)},
-    "naflexvit_base_patch16_siglip": {"patch_size": 8, "pos_embed_grid_size": (4, 4)},
+    "naflexvit_base_patch16_gap": NAFLEX,
+    "naflexvit_base_patch16_siglip": NAFLEX,
 }
 
 
@@ -137,7 +125,7 @@ def refuses(model: nn.Module, message: str) -> None:
     assert [type(block) for block in model.blocks] == classes
 
 
-PLAIN = ("eva", "beit", "relpos", "naflex")
+PLAIN = ("vit", "eva", "beit", "relpos", "naflex")
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -152,44 +140,49 @@ def test_subclasses_of_blocks_and_attention_are_refused(name: str) -> None:
     refuses(model, r"timm \w+ with attention of class Mine is not supported; supported: ")
 
 
-@pytest.mark.parametrize(
-    ("cls", "call"),
-    [
-        (eva.Eva, "pool"),
-        (beit.Beit, "forward_head"),
-        (vision_transformer_relpos.VisionTransformerRelPos, "forward_features"),
-        (naflexvit.NaFlexVit, "_pool"),
-    ],
-)
-def test_models_with_a_call_of_their_own_are_refused(cls: type[nn.Module], call: str) -> None:
-    name = {eva.Eva: "eva", beit.Beit: "beit", naflexvit.NaFlexVit: "naflex"}.get(cls, "relpos")
-    model = tiny.HOSTS[name]()
-    model.__class__ = type("Mine", (cls,), {call: lambda self, x: x})
-    refuses(model, f"Mine overrides {call} of timm's {cls.__name__}")
-    model.__class__ = type("Renamed", (cls,), {})
-    vitrim.reduce_(model, "tome:r=1")
-
-
-@pytest.mark.parametrize("name", ["eva", "eva_pe"])
+@pytest.mark.parametrize("name", ["vit", "eva", "eva_pe"])
 def test_gated_attention_is_refused(name: str) -> None:
     model: Any = tiny.HOSTS[name]()
     model.blocks[1].attn.gate = nn.Linear(32, 32)
     refuses(model, "with gated attention")
 
 
+@pytest.mark.parametrize(
+    ("host", "call"),
+    [
+        *(("vit", call) for call in ("forward_head", "forward_features", "pool")),
+        *(("eva", "pool"), ("beit", "forward_head"), ("relpos", "forward_features"), ("naflex", "_pool")),
+    ],
+)
+def test_models_with_a_call_of_their_own_are_refused(host: str, call: str) -> None:
+    model = tiny.HOSTS[host]()
+    kind = type(model)
+    model.__class__ = type("Mine", (kind,), {call: lambda self, x: x})
+    refuses(model, f"Mine overrides {call} of timm's {kind.__name__}")
+    model.__class__ = type("Renamed", (kind,), {})  # which changes nothing that vitrim relies on
+    vitrim.reduce_(model, "tome:r=1")
+
+
 def test_differential_attention_is_refused() -> None:
-    block = vision_transformer.DiffParallelScalingBlock
-    refuses(tiny.vit(block_fn=block)(), "blocks of class DiffParallelScalingBlock are not supported")
-    model = naflexvit.NaFlexVit(embed_dim=32, depth=3, num_heads=2, attn_layer="diff")
-    refuses(model, "attention of class DiffAttention is not supported")
+    kinds = vision_transformer.DiffParallelScalingBlock, vision_transformer.ParallelThingsBlock
+    refuses(tiny.vit(block_fn=kinds[0])(), "blocks of class DiffParallelScalingBlock are not supported")
+    for model in (
+        tiny.vit(attn_layer="diff")(),
+        tiny.vit(block_fn=kinds[1], attn_layer="diff")(),
+        naflexvit.NaFlexVit(embed_dim=32, depth=3, num_heads=2, attn_layer="diff"),
+    ):
+        refuses(model, "attention of class DiffAttention is not supported")
 
 
-@pytest.mark.parametrize("name", ["eva", "naflex", "naflex_rope", "parallel", "parallel_things"])
+@pytest.mark.parametrize("name", ["vit", "eva", "naflex", "naflex_rope", "parallel", "parallel_things"])
 def test_a_mask_is_refused(name: str) -> None:
     model: Any = tiny.HOSTS[name]()
     vitrim.reduce_(model, "tome:r=1")
     with pytest.raises(ValueError, match="a reduced model takes no attn_mask"):
         model.forward_features(tiny.images(), attn_mask=torch.zeros(37, 37))
+    if name == "vit":
+        with pytest.raises(ValueError, match="takes no attn_mask and no is_causal"):
+            model(tiny.images(), is_causal=True)
 
 
 def test_naflex_without_a_size_of_its_own_is_refused() -> None:

@@ -34,14 +34,14 @@ WITH_TABLES = [
 PATCHES = 36
 
 
-def entering(model: nn.Module, depth: int) -> tuple[Any, Tensor, tuple[Any, ...]]:
+def entering(model: nn.Module, depth: int) -> tuple[Any, Tensor, Any]:
     """The reduced block at ``depth``, the tokens that enter it and what else the model gives it."""
     block, seen = tiny.blocks(model)[depth], {}
     run = block.run
 
-    def record(x: Tensor, *host_args: Any) -> Tensor:
-        seen["given"] = (x, host_args)
-        return run(x, *host_args)
+    def record(x: Tensor, given: Any = None) -> Tensor:
+        seen["given"] = (x, given)
+        return run(x, given)
 
     block.run = record
     with torch.no_grad():
@@ -58,7 +58,7 @@ def reduced(name: str) -> nn.Module:
 
 
 @pytest.fixture(params=WITH_TABLES, scope="module")
-def given_block(request: pytest.FixtureRequest) -> tuple[Any, Tensor, tuple[Any, ...]]:
+def given_block(request: pytest.FixtureRequest) -> tuple[Any, Tensor, Any]:
     torch.manual_seed(0)
     return entering(reduced(request.param), depth=1)
 
@@ -74,14 +74,14 @@ def test_survivors_attend_to_each_other_as_before(given_block, order, keep: int,
 
     Any tokens in any order, other ones in every image, in two steps.
     """
-    block, x, host_args = given_block
+    block, x, given = given_block
     state = start = TokenState.start(x, block.num_prefix)
     with torch.no_grad():
-        dense = block.project(x, start, None, *host_args)
+        dense = block.project(x, start, None, given)
         kept = torch.tensor([[i for i in row if i < start.num_patches] for row in order])[:, :keep]
         for chosen in (kept, torch.arange(kept.shape[1]).flip(0)[:second].expand(2, -1)):
             state = prune(state, chosen).advance(x, state)
-        now = block.project(take(x, state.position), state, None, *host_args)
+        now = block.project(take(x, state.position), state, None, given)
     index = state.position
     rows = index[:, None, :, None]
     for name in ("q", "k", "keys"):
@@ -95,14 +95,14 @@ def test_survivors_attend_to_each_other_as_before(given_block, order, keep: int,
 
 
 def test_a_few_query_rows_are_rows_of_all(given_block) -> None:
-    block, x, host_args = given_block
+    block, x, given = given_block
     state = TokenState.start(x, block.num_prefix)
     state = prune(state, torch.tensor([[5, 2, 7], [0, 1, 9]])).advance(x, state)
     x = take(x, state.position)
     with torch.no_grad():
-        whole = block.project(x, state, None, *host_args).output()
+        whole = block.project(x, state, None, given).output()
         for rows in (1, 3):
-            torch.testing.assert_close(block.project(x, state, rows, *host_args).output(), whole[:, :, :rows])
+            torch.testing.assert_close(block.project(x, state, rows, given).output(), whole[:, :, :rows])
 
 
 NEW = [name for family in ("timm_eva", "timm_beit", "timm_relpos", "timm_naflexvit") for name in tiny.FAMILIES[family]]
@@ -111,7 +111,7 @@ NEW = [name for family in ("timm_eva", "timm_beit", "timm_relpos", "timm_naflexv
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*NEW, "post_norm", "parallel", "parallel_fused_out", "parallel_things"])
 def test_a_token_of_size_s_is_s_equal_tokens_at_its_position(name: str) -> None:
-    block, x, host_args = entering(reduced(name), depth=1)
+    block, x, given = entering(reduced(name), depth=1)
     start = TokenState.start(x, block.num_prefix)
     counts = torch.ones(x.shape[1], dtype=torch.long)
     counts[block.num_prefix :] += torch.arange(PATCHES) % 3
@@ -120,8 +120,8 @@ def test_a_token_of_size_s_is_s_equal_tokens_at_its_position(name: str) -> None:
     index_map = IndexMap(index.expand(2, -1), index.expand(2, -1))
     twice = replace(TokenState.start(x[:, index], block.num_prefix), index_map=index_map, reduced=True)
     with torch.no_grad():
-        fused, _ = block.step(x, merged, *host_args)
-        single, _ = block.step(x[:, index], twice, *host_args)
+        fused, _ = block.step(x, merged, given)
+        single, _ = block.step(x[:, index], twice, given)
     torch.testing.assert_close(single, fused[:, index], atol=1e-10, rtol=1e-10)
 
 

@@ -363,9 +363,9 @@ def test_values_alone_are_those_of_the_projection(name: str) -> None:
         vitrim.reduce_(model, "none")
         torch.testing.assert_close(model(tiny.images().double()), dense, atol=1e-9, rtol=1e-9)
         x = torch.randn(2, 37, DIM).double()
-        found = first.project(x, TokenState.start(x, 1), None)
+        found = first.project(x, TokenState.start(x, 1), None, None)
         torch.testing.assert_close(first.values(x), found.values, atol=1e-12, rtol=1e-12)
-        few = first.project(x, TokenState.start(x, 1), 1)
+        few = first.project(x, TokenState.start(x, 1), 1, None)
         torch.testing.assert_close(few.q, found.q[:, :, :1], atol=1e-12, rtol=1e-12)
 
 
@@ -373,16 +373,16 @@ def override(**changes: Any) -> type[Any]:
     return type("Reduced", (ReducedBlock,), changes)
 
 
-def without_sizes(self: Any, x: Tensor, state: Any, rows: int | None, *args: Any) -> Any:
-    return replace(ReducedBlock.project(self, x, state, rows), bias=None)
+def without_sizes(self: Any, x: Tensor, state: Any, rows: int | None, given: Any) -> Any:
+    return replace(ReducedBlock.project(self, x, state, rows, given), bias=None)
 
 
-def without_rows(self: Any, x: Tensor, state: Any, rows: int | None, *args: Any) -> Any:
-    return ReducedBlock.project(self, x, state, None)
+def without_rows(self: Any, x: Tensor, state: Any, rows: int | None, given: Any) -> Any:
+    return ReducedBlock.project(self, x, state, None, given)
 
 
-def with_another_scale(self: Any, x: Tensor, state: Any, rows: int | None, *args: Any) -> Any:
-    return replace(ReducedBlock.project(self, x, state, rows), scale=0.5)
+def with_another_scale(self: Any, x: Tensor, state: Any, rows: int | None, given: Any) -> Any:
+    return replace(ReducedBlock.project(self, x, state, rows, given), scale=0.5)
 
 
 COMPUTES = "a Block computes something else than what its reduced form was told; name its norms, attention and MLP"

@@ -12,7 +12,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 import tiny
 import vitrim
 from vitrim.core.registry import ask, host_of
-from vitrim.measure.macs import profile_of
+from vitrim.engines.macs import profile_of
 
 
 def model() -> VisionTransformer:

@@ -33,18 +33,6 @@ def images(count: int = 2, side: int = SIDE) -> Tensor:
 # ---- predictions, against the library's post-processing
 
 
-@pytest.mark.parametrize("sizes", [None, [(24, 20), (12, 24)]], ids=["whole", "padded"])
-def test_boxes_are_those_of_the_library(sizes: list[tuple[int, int]] | None) -> None:
-    model = tiny.HOSTS["hf_yolos"]()
-    found = ask(model).detections(model, images(), sizes)
-    with torch.no_grad():
-        wanted = YolosImageProcessor().post_process_object_detection(
-            model(images()), threshold=0.0, target_sizes=sizes or [(SIDE, SIDE)] * 2
-        )
-    for one, other in zip(found, wanted, strict=True):
-        assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in ("boxes", "labels", "scores"))
-
-
 @pytest.mark.parametrize("host", tiny.OWN_HEAD)
 def test_classes_of_pixels_are_those_of_the_library(host: str) -> None:
     model = tiny.HOSTS[host]()

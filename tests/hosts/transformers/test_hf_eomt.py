@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
-    AutoModelForUniversalSegmentation,
     EomtConfig,
     EomtDinov3Config,
     EomtDinov3ForUniversalSegmentation,
     EomtForUniversalSegmentation,
-    EomtImageProcessor,
-    pipeline,
 )
 
 import tiny
@@ -28,7 +22,6 @@ from tiny_hosts.transformers_eomt import SIZES
 from tiny_hosts.transformers_vit import hf
 from vitrim.core.registry import ask, host_of
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import count_macs
 
 CLASSES: dict[str, tuple[Any, Any]] = {
     "dinov2": (EomtForUniversalSegmentation, EomtConfig),
@@ -171,55 +164,6 @@ def test_masked_attention_in_training(layers: str) -> None:
     assert model.query.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.full  # logits of the same model are compared above
-@pytest.mark.parametrize(("share", "method"), [(0.75, "tome:r=4"), (0.5, "topk:blocks=[0],keep_rate=0.4")])
-def test_the_pipeline_segments_with_fewer_macs(share: float, method: str, tmp_path: Path) -> None:
-    segmenter(num_hidden_layers=7).save_pretrained(tmp_path)
-    processor = EomtImageProcessor(size={"shortest_edge": 24, "longest_edge": 24}, do_pad=True, do_split_image=False)
-    processor.save_pretrained(tmp_path)
-    model = AutoModelForUniversalSegmentation.from_pretrained(tmp_path)
-    segment = pipeline("image-segmentation", model=model, image_processor=EomtImageProcessor.from_pretrained(tmp_path))
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 48, 3), dtype=np.uint8))
-    segment(picture, threshold=0.0)
-    images = torch.zeros(1, 3, 24, 24)
-
-    def trunk() -> float:
-        return count_macs(model, images).total - count_macs(model.upscale_block, torch.zeros(1, 32, 6, 6)).total
-
-    full = trunk()
-    reduction = vitrim.reduce_(model, method)
-    for subtask in ("panoptic", "semantic", "instance"):
-        for found in segment(picture, subtask=subtask, threshold=0.0):
-            assert found["mask"].size == picture.size
-    assert reduction.state.reduced
-    assert trunk() / full == pytest.approx(share, abs=0.06)
-
-
-@pytest.mark.parametrize("layers", CLASSES)
-def test_it_is_saved_copied_and_loaded_as_other_models_are(layers: str, tmp_path: Path) -> None:
-    model, images = segmenter(layers), tiny.images()
-    vitrim.reduce_(model, "cropr")
-    model.save_pretrained(tmp_path)
-    twin = type(model).from_pretrained(tmp_path).eval()
-    vitrim.Reduction.load(twin, tmp_path)
-    with torch.no_grad():
-        expected = model(images).masks_queries_logits
-        assert torch.equal(twin(images).masks_queries_logits, expected)
-        assert torch.equal(copy.deepcopy(model)(images).masks_queries_logits, expected)
-
-
-@pytest.mark.full  # YOLOS is compiled whole in the short run
-def test_it_compiles_as_far_as_the_dense_model_does() -> None:
-    """The library asks in every forward whether attention is to be masked: its own graph breaks there."""
-    model, images = segmenter(num_hidden_layers=3), tiny.images()
-    vitrim.reduce_(model, "tome:r=4")
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        found, expected = compiled(images), model(images)
-    torch.testing.assert_close(found.masks_queries_logits, expected.masks_queries_logits, atol=1e-5, rtol=1e-5)
-
-
 def test_only_square_images_of_the_models_own_size() -> None:
     model = segmenter("dinov3")
     vitrim.reduce_(model, "tome:r=4")
@@ -230,12 +174,6 @@ def test_only_square_images_of_the_models_own_size() -> None:
     odd.config.image_size = [24, 32]
     with pytest.raises(vitrim.UnsupportedModelError, match=r"square images of whole square patches, got image_size=\["):
         vitrim.reduce_(odd, "tome:r=4")
-
-
-def test_without_layers_before_the_queries_there_is_nothing_to_reduce() -> None:
-    model: nn.Module = segmenter(num_hidden_layers=1)
-    with pytest.raises(vitrim.UnsupportedModelError, match="has no blocks: there is nothing to reduce"):
-        vitrim.reduce_(model, "tome:r=4")
 
 
 def test_it_is_profiled_by_name(

@@ -13,6 +13,8 @@ from transformers import (
     AltCLIPModel,
     ChineseCLIPConfig,
     ChineseCLIPModel,
+    CLIPConfig,
+    CLIPModel,
     IJepaConfig,
     IJepaModel,
     OwlViTConfig,
@@ -53,6 +55,7 @@ TOWERS: dict[str, Callable[[], nn.Module]] = {
     "chinese_clip": lambda: ChineseCLIPModel(
         ChineseCLIPConfig(vision_config=VISION, text_config=TEXT, projection_dim=8)
     ),
+    "clip": lambda: CLIPModel(CLIPConfig(vision_config=VISION, text_config=TEXT, projection_dim=8)),
     "owlvit": lambda: OwlViTModel(OwlViTConfig(vision_config=VISION, text_config=TEXT, projection_dim=8)),
 }
 

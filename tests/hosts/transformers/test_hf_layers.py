@@ -79,7 +79,7 @@ def test_matching_compares_what_the_library_projects_before_it_is_rotated(name: 
     if name.startswith("qwen"):
         model(torch.randn(36, 3 * 2 * 4 * 4), torch.tensor([[1, 6, 6]]))
     else:
-        tiny.run(model, tiny.INPUTS.get(name, tiny.images)(1))
+        tiny.run(model, tiny.given(name, 1))
     keys, attention = seen[0].squeeze(), found[0]
     if name.startswith("qwen"):  # queries, keys and values of all heads, side by side
         keys = keys.chunk(3, dim=-1)[1]

@@ -13,7 +13,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import tiny
 from tiny_hosts.transformers_vit import GEOMETRY
 from vitrim import reduce_
-from vitrim.measure.macs import profile_of
+from vitrim.engines.macs import profile_of
 
 METHODS = ("none", "tome:r=4", "tome:r=4,last_block=class_token", "topk", "evit", "mctf:r=4", "ats")
 

@@ -55,11 +55,6 @@ def made(host: str, function: str = "bent") -> Any:
     return model
 
 
-def given(host: str) -> Tensor:
-    images = tiny.INPUTS[host](2) if host in tiny.INPUTS else tiny.images()
-    return images.double() if images.is_floating_point() else images
-
-
 def output(model: nn.Module, images: Tensor, **more: Any) -> Tensor:
     torch.manual_seed(5)  # an MAE shuffles its patches
     with torch.no_grad():
@@ -75,7 +70,7 @@ OF_THE_LIBRARY = [host for host in (*tiny.HOSTS, *tiny.FURTHER) if host.startswi
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("host", OF_THE_LIBRARY)
 def test_reduced_blocks_call_it_as_the_library_does(host: str) -> None:
-    model, images = made(host), given(host)
+    model, images = made(host), tiny.given(host).double()
     assert host_of(model).facts(model).own_attention
     wanted, dense = output(model, images), list(SEEN)
     model.set_attn_implementation("eager")
@@ -96,7 +91,7 @@ def test_reduced_blocks_call_it_as_the_library_does(host: str) -> None:
 @pytest.mark.parametrize("host", OF_THE_LIBRARY)
 def test_merged_tokens_weigh_as_many_as_they_are(host: str) -> None:
     """A function that does what the library's does, and reads its mask, gives what the library's gives."""
-    model, images = made(host, "straight"), given(host)
+    model, images = made(host, "straight"), tiny.given(host).double()
     reduction = vitrim.reduce_(model, "tome:r=4,proportional=true")
     found = output(model, images)
     assert reduction.state.num_patches < reduction.state.initial_patches
@@ -108,7 +103,7 @@ def test_merged_tokens_weigh_as_many_as_they_are(host: str) -> None:
 
 
 def test_dropout_and_arguments_of_the_call_reach_it() -> None:
-    model, images = made("hf_vit_model"), given("hf_vit_model")
+    model, images = made("hf_vit_model"), tiny.given("hf_vit_model").double()
     for layer in tiny.blocks(model):
         layer.attention.attention_dropout = 0.25
     wanted = output(model, images, bend=0.5)
@@ -156,7 +151,7 @@ def test_methods_say_whether_they_read_attention(config: vitrim.MethodConfig, mo
 
 
 def test_a_function_chosen_later_is_called_or_refused() -> None:
-    model, images = made("hf_vit_model", "sdpa"), given("hf_vit_model")
+    model, images = made("hf_vit_model", "sdpa"), tiny.given("hf_vit_model").double()
     vitrim.reduce_(model, "tome:r=0")
     model.set_attn_implementation("bent")
     found = output(model, images)
@@ -173,7 +168,7 @@ def test_maps_are_refused() -> None:
     model = made("hf_vit_model")
     vitrim.reduce_(model, "tome:r=4")
     with pytest.raises(vitrim.UnsupportedModelError, match="attention probabilities are read here"):
-        output(model, given("hf_vit_model"), output_attentions=True)
+        output(model, tiny.given("hf_vit_model").double(), output_attentions=True)
 
 
 @pytest.fixture(scope="module")
@@ -200,38 +195,28 @@ def test_selectors_that_read_attention_are_refused(llava: Any) -> None:
 # ---- which functions are the user's ----------------------------------------------------------------------------------
 
 
-def test_a_replaced_eager_function_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = made("hf_vit_model", "eager"), given("hf_vit_model")
-    plain = output(model, images)
-    assert not host_of(model).facts(model).own_attention
-    monkeypatch.setattr(modeling_vit, "eager_attention_forward", bent)
-    assert host_of(model).facts(model).own_attention
-    wanted = output(model, images)
-    assert not torch.allclose(wanted, plain, atol=1e-6)
-    vitrim.reduce_(model, "tome:r=0")
-    torch.testing.assert_close(output(model, images), wanted, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["sdpa", "eager"])
-def test_a_function_under_a_name_of_the_library_is_called(name: str) -> None:
-    AttentionInterface.register(name, bent)
-    model, images = made("hf_vit_model", name), given("hf_vit_model")
-    wanted = output(model, images)
-    assert SEEN
-    vitrim.reduce_(model, "tome:r=0")
-    torch.testing.assert_close(output(model, images), wanted, atol=1e-9, rtol=1e-9)
-
-
-def test_a_wrapper_of_the_librarys_function_is_the_users() -> None:
+@pytest.mark.parametrize("way", ["replaced eager", "sdpa", "eager", "a wrapper"])
+def test_a_function_in_place_of_the_librarys_is_the_users(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under the name of the library's, and one that wraps it."""
     library = AttentionInterface()["sdpa"]
 
     @functools.wraps(library)
     def doubled(*args: Any, **given: Any) -> Any:
         return 2 * library(*args, **given)[0], None
 
-    AttentionInterface.register("doubled", doubled)
-    model, images = made("hf_vit_model", "doubled"), given("hf_vit_model")
+    name, images = (
+        {"replaced eager": "eager", "a wrapper": "doubled"}.get(way, way),
+        tiny.given("hf_vit_model").double(),
+    )
+    plain = output(made("hf_vit_model", "sdpa"), images)
+    if way == "replaced eager":
+        monkeypatch.setattr(modeling_vit, "eager_attention_forward", bent)
+    else:
+        AttentionInterface.register(name, doubled if way == "a wrapper" else bent)
+    model = made("hf_vit_model", name)
+    assert host_of(model).facts(model).own_attention
     wanted = output(model, images)
+    assert not torch.allclose(wanted, plain, atol=1e-6)
     vitrim.reduce_(model, "tome:r=0")
     torch.testing.assert_close(output(model, images), wanted, atol=1e-9, rtol=1e-9)
 
@@ -245,7 +230,7 @@ def test_the_librarys_own_functions_take_the_fast_way(name: str) -> None:
 
 @pytest.mark.slow
 def test_it_is_compiled_and_exported() -> None:
-    model, images = made("hf_vit_model"), given("hf_vit_model")
+    model, images = made("hf_vit_model"), tiny.given("hf_vit_model").double()
     vitrim.reduce_(model, "tome:r=4")
     wanted = output(model, images)
     torch.compiler.reset()

@@ -130,10 +130,10 @@ def test_beit_bias_follows_the_tokens() -> None:
     tokens = TOKENS[:, : PATCHES + 1]
     state = TokenState.start(tokens, 1)
     keep = torch.stack([torch.randperm(PATCHES, generator=torch.Generator().manual_seed(s))[:20] for s in (1, 2)])
-    given_args = (None, False, images.shape[2:])
+    given = (None, False, images.shape[2:])
     with torch.no_grad():
-        full = layer.project(tokens, state, None, *given_args)
+        full = layer.project(tokens, state, None, given)
         assignment = prune(state, keep)
-        left = layer.project(take(tokens, assignment.anchor), assignment.advance(tokens, state), None, *given_args)
+        left = layer.project(take(tokens, assignment.anchor), assignment.advance(tokens, state), None, given)
     for image, anchor in enumerate(assignment.anchor):
         torch.testing.assert_close(left.bias[image], full.bias[0][:, anchor][:, :, anchor])

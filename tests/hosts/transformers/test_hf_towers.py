@@ -78,18 +78,6 @@ def test_the_text_tower_stays_as_it_is(name: str) -> None:
         assert torch.equal(call(model).logits_per_image, dense.logits_per_image)
 
 
-def test_clip_needs_only_the_class_token_of_the_last_block() -> None:
-    model = BOTH["clip"]()
-    with torch.no_grad():
-        vitrim.reduce_(model, "tome:r=4")
-        full = call(model)
-        vitrim.restore_(model)
-        vitrim.reduce_(model, "tome:r=4,last_block=auto")
-        short = call(model)
-    assert short.vision_model_output.last_hidden_state.shape[1] == 1
-    torch.testing.assert_close(short.logits_per_image, full.logits_per_image, atol=1e-5, rtol=1e-5)
-
-
 @both
 def test_pooled_embeddings_weigh_tokens_by_their_size(name: str) -> None:
     """The heads against what they are on few tokens: a probe that adds log(size), and the class token itself."""

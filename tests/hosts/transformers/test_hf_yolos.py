@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import vitrim
 from tiny_hosts.transformers_vit import hf
 from tiny_hosts.transformers_yolos import SIZES
 from vitrim.core.registry import ask, host_of
-from vitrim.measure.macs import count_macs
+from vitrim.engines.macs import count_macs
 
 MID = {"with": True, "without": False}
 """Tables of positions that are added between the blocks."""
@@ -82,19 +81,6 @@ def test_facts() -> None:
     assert host_of(bare).facts(bare).head_rows is None
     with pytest.raises(vitrim.UnsupportedModelError, match="has no classifier"):
         ask(bare).readers(bare)
-
-
-@pytest.mark.parametrize("method", ["tome:r=4", "topk", "evit", "cropr", "mctf:r=4", "ats"])
-def test_detection_tokens_are_protected(method: str) -> None:
-    model = detector()
-    reduction = vitrim.reduce_(model, method, record=True)
-    with torch.no_grad():
-        output = model(tiny.images())
-    assert output.logits.shape == (2, QUERIES, 6)
-    prefix = torch.arange(1 + QUERIES).expand(2, -1)
-    for state in reduction.states:
-        assert torch.equal(state.position[:, : 1 + QUERIES], prefix)
-        assert (state.size[:, : 1 + QUERIES] == 1).all()
 
 
 @pytest.mark.parametrize("method", ["tome:r=4", "topk", "mctf:r=4"])
@@ -189,18 +175,6 @@ def test_the_pipeline_detects_with_fewer_macs(share: float, method: str, tmp_pat
     assert count_macs(detect.model, images).total / full == pytest.approx(share, abs=0.06)
 
 
-def test_it_is_saved_and_loaded_as_other_models_are(tmp_path: Path) -> None:
-    model, images = detector(), tiny.images()
-    vitrim.reduce_(model, "cropr")
-    model.save_pretrained(tmp_path)
-    twin = YolosForObjectDetection.from_pretrained(tmp_path).eval()
-    vitrim.Reduction.load(twin, tmp_path)
-    with torch.no_grad():
-        expected = model(images).logits
-        assert torch.equal(twin(images).logits, expected)
-        assert torch.equal(copy.deepcopy(model)(images).logits, expected)
-
-
 @pytest.mark.full  # `core/test_contract.py` compiles a model of transformers
 def test_it_compiles_whole() -> None:
     model, images = detector(num_hidden_layers=2), tiny.images()
@@ -239,14 +213,6 @@ def test_the_library_computes_its_loss_on_the_reduced_model() -> None:
     assert loss.isfinite()
     assert table.grad is not None
     assert table.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("part", ["attention", "output"])
-def test_parts_that_a_reduced_block_does_not_call_may_not_be_altered(part: str) -> None:
-    model = detector()
-    getattr(model.vit.encoder.layer[1], part).register_forward_hook(lambda module, args, output: None)
-    with pytest.raises(vitrim.UnsupportedModelError, match="has hooks or a forward of its own"):
-        vitrim.reduce_(model, "tome:r=4")
 
 
 def input_of(layer: Any, model: Any, images: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ import vitrim
 from tiny_vlms import VLMS
 from vitrim.core.registry import ask, taking_images
 from vitrim.data import eval_transform
+from vitrim.engines.macs import count_macs, profile_of
 from vitrim.loading import ModelSpec, create_model
-from vitrim.measure.macs import count_macs, profile_of
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 

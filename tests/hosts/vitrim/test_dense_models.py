@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,10 @@ from torch import nn
 import tiny
 import vitrim
 from dense_models import CLASSES, segmenter
-from full_matrix import cells
 from vitrim.core.registry import ask, host_of
+from vitrim.engines.macs import profile_of
 from vitrim.hosts.vitrim.dense import DenseHost
 from vitrim.loading import create_model
-from vitrim.measure.bench import measure
-from vitrim.measure.inputs import random_images
-from vitrim.measure.latency import Budget
-from vitrim.measure.macs import count_macs, profile_of
 from vitrim.models.vitdet import Detector
 from vitrim.training.build import starting_model
 from vitrim.training.recipe import Recipe
@@ -143,25 +138,6 @@ def test_routers_learn_one_output_per_class_and_patch() -> None:
     assert reduction.config.counts(16, 4) == [16, 13, 11, 16]
 
 
-@pytest.mark.full  # `cli/test_profile.py` and `test_bench.py` run the commands
-@pytest.mark.parametrize("make", [lambda: create_model("segmenter:vit_tiny_patch16_224", options=TINY), detector])
-def test_profile_and_bench_run_on_whole_models(make) -> None:
-    model = make()
-    images = random_images(model, 1)
-    assert images.shape == (1, 3, 32, 32)
-    dense, reduced = (profile_of(model, method, images) for method in (None, "tome:r=4"))
-    assert dense.tokens_per_block == (17, 17, 17)
-    assert reduced.tokens_per_block == (13, 9, 5)
-    assert reduced.macs.attention < dense.macs.attention  # the work of detection heads varies with what is proposed
-    trunk = count_macs(model.backbone, images)
-    assert dense.macs.total > trunk.total
-    rows = measure(model, {"tome:r=4": vitrim.ToMe(r=4)}, images, budget=Budget(min_rounds=1, min_seconds=0.0))
-    front = rows[0]["part"]
-    assert [(row["method"], row["part"]) for row in rows] == [
-        (method, part) for method in ("dense", "tome:r=4") for part in (front, "whole model")
-    ]
-
-
 def test_detectors_are_profiled_on_the_meta_device() -> None:
     options = {**DETECTOR, "masks": True}
     model = create_model("vitdet:vit_tiny_patch16_224", options=options, device="meta")
@@ -169,39 +145,6 @@ def test_detectors_are_profiled_on_the_meta_device() -> None:
     box = 1000 * (49 * 8 * 8 * 9 + 49 * 8 * 8 + 8 * (CLASSES + 1) * 5)
     assert found.macs.linear > box
     assert found.tokens_per_block == (13, 9, 5)
-
-
-def test_copies_and_pickles_are_reduced_alike() -> None:
-    model, images = segmenter(), tiny.images()
-    vitrim.reduce_(model, "topk:keep_rate=0.6")
-    with torch.no_grad():
-        expected = model(images)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(twin(images), expected)
-
-
-# patches come back in lines that all hosts share; `test_dense_contract.py` compiles and exports other cells
-@pytest.mark.full  # `core/test_contract.py` compiles and exports
-@pytest.mark.parametrize("host", cells(["vit", "hf_vit", "torchvision_vit"], ["vit"]))
-def test_export_and_compile_with_what_comes_back(host: str) -> None:
-    model = segmenter(host)
-    while len(tiny.blocks(model)) > 2:
-        tiny.drop_last_block(model.backbone)
-    vitrim.reduce_(model, "random:blocks=[1],keep_rate=0.5,restore=end" if host == "vit" else "l1:blocks=[1]")
-    images = tiny.images()
-    batch = torch.export.Dim("batch", min=2, max=8)
-    with torch.no_grad():
-        exported = torch.export.export(model, (images,), dynamic_shapes=({0: batch},)).module()
-        torch.manual_seed(0)
-        expected = model(images)
-        torch.manual_seed(0)
-        found = exported(images)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        assert exported(tiny.images(3)).shape == (3, CLASSES, 24, 24)
-        if host == "vit":
-            compiled = torch.compile(model, fullgraph=True, backend="eager")
-            torch.manual_seed(0)
-            torch.testing.assert_close(compiled(images), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_pruned_fixed_grid_is_asked_of_the_backbones_patches() -> None:

@@ -15,13 +15,13 @@ from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject, reduced_blocks
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.block import ReducedBlock, Reducer
+from vitrim.core.block import BlockInput, Reducer
 from vitrim.core.tokens import TokenState
 from vitrim.measure.contestants import Contestant
 from vitrim.plots.charts import short
 from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
-from vitrim.plots.style import TEXT
 from vitrim.report import Table
+from vitrim.style import TEXT
 
 IMAGES = 32
 COLUMNS = ("method", "block", "images", *columns_of("mean_absolute"), *columns_of("kl_nats"))
@@ -89,32 +89,29 @@ class _Maps(Observer):
         self.pictures: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         for block in reduced_blocks(self.reduction):
             reducer = block.reducer
-            if type(reducer).fused_maps is not Reducer.fused_maps:
+            if hasattr(reducer, "fused_maps"):
                 # shadow the method of the class, on this private copy only
                 vars(reducer)["attend_reduced"] = partial(self._attend_reduced, reducer)
 
     def _attend_reduced(
         self,
-        reducer: Reducer[Any],
+        reducer: Any,
         assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
         attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
+        inputs: BlockInput,
     ) -> tuple[Tensor, Tensor, TokenState]:
         """Record both maps, then call the reducer's own ``attend_reduced``."""
-        found = reducer.fused_maps(assignment, block, x, attention, state, *host_args) if rows is None else None
-        if found is not None:
-            given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in found)
-            self.numbers[block.depth].append(np.stack([np.abs(given - precise).mean(1), kl_nats(precise, given)], 1))
+        if inputs.rows is None:
+            depth, maps = inputs.block.depth, reducer.fused_maps(assignment, attention, inputs)
+            given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in maps)
+            self.numbers[depth].append(np.stack([np.abs(given - precise).mean(1), kl_nats(precise, given)], 1))
             # for pictures, spread a token's attention evenly over its patches
-            after = assignment.advance(x, state)
+            after = assignment.advance(inputs.x, inputs.state)
             source, size = after.source[:, after.num_prefix :].cpu().numpy(), after.size.double().cpu().numpy()
             shares = (np.take_along_axis(one / size, np.maximum(source, 0), axis=1) for one in (given, precise))
-            self.pictures[block.depth].append(np.stack([np.where(source >= 0, one, np.nan) for one in shares], 1))
-        return type(reducer).attend_reduced(reducer, assignment, block, x, attention, state, rows, *host_args)
+            self.pictures[depth].append(np.stack([np.where(source >= 0, one, np.nan) for one in shares], 1))
+        kind: type[Reducer[Any]] = type(reducer)
+        return kind.attend_reduced(reducer, assignment, attention, inputs)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

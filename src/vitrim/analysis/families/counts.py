@@ -10,8 +10,8 @@ import numpy as np
 from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles
 from vitrim.analysis.record import Record
 from vitrim.plots.charts import short
-from vitrim.plots.style import SMALL, TEXT, panels
 from vitrim.report import Table
+from vitrim.style import SMALL, TEXT, panels
 
 SHOWN = ("method", "block", "images", "tokens", "tokens_std", "p10", "median", "p90", "least", "most", "removed")
 COLUMNS = (*SHOWN, "bound", "threshold")

@@ -13,8 +13,8 @@ from vitrim.analysis.family import FamilyResult, PairMap, Tables, by_method, dra
 from vitrim.analysis.record import Record
 from vitrim.errors import VitrimError
 from vitrim.plots.charts import colour_bar, heat, short
-from vitrim.plots.style import SMALL, sheet
 from vitrim.report import Table
+from vitrim.style import SMALL, sheet
 
 Floats = NDArray[np.float64]
 

@@ -29,8 +29,8 @@ from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.errors import VitrimError
 from vitrim.plots.charts import Line, line
-from vitrim.plots.style import DENSE, SMALL, TEXT, method_of, names_below, panels
-from vitrim.report import Table
+from vitrim.report import DENSE, Table
+from vitrim.style import SMALL, TEXT, method_of, names_below, panels
 
 Floats = NDArray[np.float64]
 

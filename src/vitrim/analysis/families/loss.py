@@ -24,8 +24,8 @@ from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import BOUND, SMALL, TEXT, panels
 from vitrim.report import Table
+from vitrim.style import BOUND, SMALL, TEXT, panels
 
 Floats = NDArray[np.float64]
 
@@ -201,7 +201,7 @@ def loss(subject: Subject) -> FamilyResult:
 def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tuple[object, ...]]:
     """A row for every amount and block, with the method active in that block alone."""
     name, tunable = method.describe(), method.tunable
-    if not method.training_free:
+    if not method.traits.training_free:
         notes.append(f"{name} is left out of one block at a time: what it learned belongs to its own blocks")
         return []
     if tunable is None or tunable.per_layer is None:

@@ -32,8 +32,8 @@ from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.errors import VitrimError
 from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import TEXT, TITLE, method_of, names_below, panels
 from vitrim.report import Table
+from vitrim.style import TEXT, TITLE, method_of, names_below, panels
 
 # ---- overlap of sets -------------------------------------------------------------------------------------------------
 

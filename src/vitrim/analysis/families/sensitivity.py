@@ -12,8 +12,8 @@ from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, MacsProbe, TaskMetrics
 from vitrim.measure.records import Batch
-from vitrim.plots.style import TEXT
 from vitrim.report import Table
+from vitrim.style import TEXT
 
 IMAGES = 8192
 LARGEST = 1024
@@ -27,7 +27,7 @@ def sensitivity(subject: Subject) -> FamilyResult:
     """Scores and MACs over batch sizes (ATM, Table A1) and orders of the images for batch-dependent methods, and over
     the splitting layer for methods that have one (ATM, Table 3)."""
     result = FamilyResult(images=len(subject.places(IMAGES)))
-    if any(method.batch_dependent for method in subject.methods):
+    if any(method.traits.batch_dependent for method in subject.methods):
         result.tables += _over_batches(subject)
     else:
         result.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
@@ -41,7 +41,7 @@ def sensitivity(subject: Subject) -> FamilyResult:
 def _over_batches(subject: Subject) -> list[Table]:
     """The numbers of batch-dependent methods over batch sizes and over orders, and their spread over the orders."""
     images, scores = len(subject.places(IMAGES)), _scores(subject)
-    methods = [method for method in subject.methods if method.batch_dependent]
+    methods = [method for method in subject.methods if method.traits.batch_dependent]
     by_size = [
         (2**power, subject.batches(IMAGES, batch_size=2**power)) for power in range(min(images, LARGEST).bit_length())
     ]

@@ -18,16 +18,15 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, handle_of
 from vitrim.core.registry import able_host, ask, host_of, input_size_of
 from vitrim.core.schedule import Amount, BringBack, Keep, Remove
+from vitrim.engines.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.engines.formats.base import DTYPES
+from vitrim.engines.memory import peak_memory_mib
 from vitrim.errors import VitrimError, one_line_errors
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, images_per_second, paired_speedup, summarise, time_interleaved
-from vitrim.measure.memory import peak_memory_mib
-from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
-from vitrim.plots.style import SMALL, TEXT, names_below, panels
-from vitrim.report import Table
+from vitrim.report import DENSE, Table
+from vitrim.style import SMALL, TEXT, names_below, panels
 
 MULTIPLE = 8
 OWN = "own"

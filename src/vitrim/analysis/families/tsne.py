@@ -17,8 +17,8 @@ from vitrim.core.saving import read_reduction
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import colour_bar, short
-from vitrim.plots.style import SMALL, panels
 from vitrim.report import Table
+from vitrim.style import SMALL, panels
 
 POINTS = 5000
 PERPLEXITY = 30
@@ -52,7 +52,7 @@ def tsne(subject: Subject) -> FamilyResult:
         if not isinstance(method, Rejoins):
             continue
         forms = own_forms(subject, method) if subject.beside else method.rejoining()
-        if not method.training_free and subject.learned is None:
+        if not method.traits.training_free and subject.learned is None:
             result.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
         most = POINTS // max(blocks, 1)
@@ -133,7 +133,7 @@ class _Pruned(Observer):
         assert self.tokens is not None
         state, images = self.reduction.state, np.arange(len(batch))
         p, feature = state.num_prefix, output.feature
-        by_place = state.full_grid or (feature is not None and feature.ndim == 3)
+        by_place = state.asked.full_grids or (feature is not None and feature.ndim == 3)
         tokens = feature if feature is not None and feature.ndim == 3 else self.tokens[:, p:]
         found = tokens.double().cpu().numpy()
         place = np.arange(state.initial_patches) if by_place else (state.source[:, p:] - p).cpu().numpy()

@@ -17,8 +17,8 @@ import torch
 
 from vitrim.engines.formats.base import DECISIONS, KEY, Array, Format, Graph, Run, as_array, quantised, unreported
 from vitrim.engines.formats.onnx import ONNX
+from vitrim.engines.machine import processor
 from vitrim.files import remembered
-from vitrim.measure.machine import processor
 
 SECTION = "vitrim"
 

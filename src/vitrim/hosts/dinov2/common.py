@@ -26,15 +26,15 @@ class ReducedDinoBlock(JointBlock):
     attn: Any
     sample_drop_ratio: float
 
-    def run_one(self, given: Any, *host_args: Any) -> Any:
+    def run_one(self, tokens: Any, given: Any = None) -> Any:
         """Run the block on what the model gives it, tokens or a list of one such tensor, and return the same form.
 
         Raises:
             UnsupportedModelError: crops of several sizes, or stochastic depth that drops images.
         """
-        if isinstance(given, list) and len(given) != 1:
+        if isinstance(tokens, list) and len(tokens) != 1:
             raise UnsupportedModelError(
-                f"a reduced model takes images of one size, not a list of {len(given)} crops; vitrim.restore_(model) "
+                f"a reduced model takes images of one size, not a list of {len(tokens)} crops; vitrim.restore_(model) "
                 "first"
             )
         if self.training and self.sample_drop_ratio > self.scales_up_to:
@@ -42,7 +42,7 @@ class ReducedDinoBlock(JointBlock):
                 f"stochastic depth of {self.sample_drop_ratio:g} leaves images of a batch out of a block, and the "
                 "tokens of the others would be reduced apart; create the model with drop_path_rate=0"
             )
-        return [self.run(given[0], *host_args)] if isinstance(given, list) else self.run(given, *host_args)
+        return [self.run(tokens[0], given)] if isinstance(tokens, list) else self.run(tokens, given)
 
 
 class DinoHost(Host):

@@ -30,7 +30,7 @@ class ReducedDinov2Block(ReducedDinoBlock):
     def forward(self, x_or_x_list: Any) -> Any:
         return self.run_one(x_or_x_list)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn = self.attn
         q, k, v = self.project_all(x, rows)
         drop: Any = attn.attn_drop
@@ -58,7 +58,7 @@ class ReducedNestedTensorBlock(ReducedDinov2Block, NestedTensorBlock):
 
 
 class Dinov2(DinoHost):
-    """DINOv2 of facebookresearch, with and without registers."""
+    """DINOv2 of facebookresearch, also with registers. Refused: lists of crops; drop path above 0.1 in training."""
 
     name = "dinov2 DinoVisionTransformer"
     reduced_blocks = (ReducedPlainDinov2Block, ReducedNestedTensorBlock)

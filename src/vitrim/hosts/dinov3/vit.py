@@ -26,10 +26,10 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
         rope = rope_or_rope_list[0] if isinstance(rope_or_rope_list, list) else rope_or_rope_list
         return self.run_one(x_or_x_list, rope)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn = self.attn
         q, k, v = self.project_all(x, rows)
-        rope: tuple[Tensor, Tensor] | None = host_args[0]
+        rope: tuple[Tensor, Tensor] | None = given
         k_raw = None
         if rope is not None:
             tables = [state.patch_rows(table) for table in rope]

@@ -55,7 +55,7 @@ class ReducedCustomBlock(NamedBlock, CustomResidualAttentionBlock):
         _refuse(attn_mask, v_x, checkpoint_mask)
         return self.run(x)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn = self.attn
         q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.ln_q(q), attn.ln_k(k)
@@ -92,7 +92,7 @@ class OwnPool(Installed):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         state = self.trace.call.final
-        if state is not None and state.full_grid:
+        if state is not None and state.asked.full_grids:
             if state.held is not None:
                 x = state.held
             elif state.pruned:

@@ -19,7 +19,7 @@ class MultiheadBlock(NamedBlock):
 
     attention_classes = (nn.MultiheadAttention,)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         (attn,) = self.attentions(self)
         q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
         bias, dropout = state.key_bias(q.dtype, self.proportional), attn.dropout if attn.training else 0.0

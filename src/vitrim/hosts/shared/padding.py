@@ -89,13 +89,13 @@ def run_groups(
             f"this batch has images of {len(groups)} grids, each of which takes a pass: processes of a model under "
             "fully_shard would wait for each other; give every process images of one grid"
         )
-    dense = trace.full_grid
+    asked = trace.asked
     outputs: list[Any] = []
     histories: list[tuple[TokenState, ...]] = []
     finals: list[TokenState] = []
     entered: list[Entered] = []
     for group in groups:
-        with trace.returning(dense=dense):
+        with trace.asking(asked):
             outputs.append(call(group))
         final = trace.call.final
         assert final is not None

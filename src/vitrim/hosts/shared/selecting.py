@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitrim.core.attention import Attention
 from vitrim.core.selection import Choice, Grid, Seen, Selector
-from vitrim.core.tokens import ImagePlaces, TokenState, decision_dtype
+from vitrim.core.tokens import ImagePlaces, Note, decision_dtype
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import cells_of
 
@@ -49,13 +48,13 @@ class Attended:
 
 
 def attended(
-    notes: Iterable[tuple[int, Attention, TokenState, tuple[int, ...] | None]],
+    notes: Iterable[Note],
     class_token: bool,
     wide: bool,
     cell: int,
     raster: bool,
 ) -> dict[int, Attended]:
-    """The attention of every image, from what `Trace.watching` kept.
+    """The attention of every image, from what `Trace.asking` kept.
 
     Args:
         notes: of one block.

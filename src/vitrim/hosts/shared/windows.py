@@ -245,27 +245,28 @@ class WindowBlock(NamedBlock):
 
     def begin(self, state: TokenState, windows: Windows) -> WindowState:
         """The ``state`` of the tokens that enter the first block, as one of ``windows``."""
-        (entered,) = self.trace.call.entered
-        grid = (windows.height, windows.width)
-        self.trace.call.entered = (entered._replace(grid=grid, windows=windows.number),)
-        return WindowState.of(state, windows)
+        call, begun = self.trace.call, WindowState.of(state, windows)
+        (entered,) = call.entered
+        call.entered = (entered._replace(grid=begun.grid, windows=windows.number),)
+        call.states = (begun,) if call.states else ()
+        return begun
 
     def rows_of(self, x: Tensor, windows: Windows) -> Tensor:
         """The windows of a map, as batch rows (B*W, n, C)."""
         return windows.split(x.permute(0, 2, 3, 1) if self.channels_first else x)
 
-    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+    def receive(self, x: Tensor, state: TokenState, given: Any) -> tuple[Tensor, TokenState]:
         assert isinstance(state, WindowState)
         if x.dim() == 4:
             x = self.rows_of(x, state.windows)
-        return super().receive(x, state)
+        return super().receive(x, state, given)
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         assert isinstance(state, WindowState)
         x = super().outgoing(x, state)
         if self.last:
-            self.leave_states_of_images(state.windows)
-        elif not state.full_grid:
+            self.leave_states_of_images()
+        elif not state.asked.full_grids:
             return x
         image = state.windows.join(x)
         if self.channels_first:
@@ -273,15 +274,13 @@ class WindowBlock(NamedBlock):
         hand_stamp(x, image)
         return image
 
-    def leave_states_of_images(self, windows: Windows) -> None:
+    def leave_states_of_images(self) -> None:
         """After the last block, replace states of windows by states of images."""
         call = self.trace.call
-        assert call.final is not None
-        final, *states = (
-            (left if isinstance(left, WindowState) else WindowState.of(left, windows)).of_images()
-            for left in (call.final, *call.states)
-        )
-        call.final, call.states = final, tuple(states)
+        assert isinstance(call.final, WindowState)
+        call.final = call.final.of_images()
+        # a recomputed block finds those of images
+        call.states = tuple(state.of_images() if isinstance(state, WindowState) else state for state in call.states)
 
     def rows_of_table(self, table: Tensor, state: WindowState, batch: int) -> Tensor:
         """Rows of a rotary ``table`` (P, d) for the tokens of ``batch`` windows, (1 or B*W, 1, N, d).

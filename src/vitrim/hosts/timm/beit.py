@@ -19,11 +19,11 @@ class ReducedBeitBlock(PreNormGamma, Block):
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         return self.run(x, shared_rel_pos_bias)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn = self.attn
         q, k, v = self.project_all(x, rows)
         own = None if attn.relative_position_bias_table is None else attn._get_rel_pos_bias()[0]
-        return self.attention_of(attn, state, q, k, v, table=add_bias(own, host_args[0]), rows=rows)
+        return self.attention_of(attn, state, q, k, v, table=add_bias(own, given), rows=rows)
 
 
 class TimmBeit(TimmHost):

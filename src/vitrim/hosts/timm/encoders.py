@@ -40,15 +40,15 @@ class ReducedGemma4Block(TimmBlock, gemma4.Gemma4Block):
 
     def forward(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         refuse_mask(attn_mask)
-        return self.run(x, rope_cos, rope_sin)
+        return self.run(x, (rope_cos, rope_sin))
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn: Any = self.attn
         y = self.pre_norm(x)
         q = attn.q_norm(split_heads(attn.q_proj(y if rows is None else y[:, :rows]), attn.num_heads))
         k_raw = expand_groups(attn.k_norm(split_heads(attn.k_proj(y), attn.num_kv_heads)), attn.num_heads)
         # (B, P0, d) each, as one table for all heads
-        cos, sin = state.patch_rows(torch.cat(host_args, dim=-1).unsqueeze(1)).squeeze(1).chunk(2, dim=-1)
+        cos, sin = state.patch_rows(torch.cat(given, dim=-1).unsqueeze(1)).squeeze(1).chunk(2, dim=-1)
         m = q.shape[2]
         q = gemma4.apply_multidimensional_rope(q, cos[:, :m], sin[:, :m], unsqueeze_dim=1)
         k = gemma4.apply_multidimensional_rope(k_raw, cos, sin, unsqueeze_dim=1)

@@ -31,12 +31,12 @@ class ReducedRopeBlock(TimmBlock):
         refuse_mask(attn_mask, is_causal)
         return self.run(x, rope)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn: Any = self.attn
         q, k, v = self.project_all(x, rows)
         dtype = k.dtype
         q, k = attn.q_norm(q), expand_groups(attn.k_norm(k), attn.num_heads)
-        k_raw, rope = None, host_args[0]
+        k_raw, rope = None, given
         if rope is not None:
             # (P0, 2d); (H, P0, 2d) for one depth of mixed tables; after patch dropout (B, 1 or H, P0, 2d)
             table, k_raw = state.patch_rows(rope), k

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrim.core.block import Installed
 from vitrim.core.host import DenseCall
 from vitrim.core.plan import HostFacts
-from vitrim.core.tokens import Trace
+from vitrim.core.tokens import Asked, Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.timm.common import TimmHost
@@ -78,7 +78,7 @@ class PaddedIntermediates(DenseCall):
             own = {"patches": group.take(patches), "patch_coord": group.take(coord)}
             return type(model).forward_intermediates(model, own, *args, **kwargs)
 
-        with self.trace.returning(dense=True):
+        with self.trace.asking(Asked(full_grids=True)):
             found = run_groups(model, self.trace, split(coord, valid), patches.shape[1], run)
         return {**found, "patch_valid": valid} if isinstance(found, dict) else found
 
@@ -90,7 +90,10 @@ def split(patch_coord: Tensor, patch_valid: Tensor) -> list[Group]:
 
 
 class TimmNaFlexViT(TimmHost):
-    """Images, and [padded batches](#padded-batches) of patches. Its own image size is that of the position table."""
+    """Images, and [padded batches](hosts.md#padded-batches) of patches, which have no rows and columns for a method.
+
+    Its own image size is that of the position table.
+    """
 
     name = "timm NaFlexVit"
     reduced_blocks = (*TimmViT.reduced_blocks, ReducedEvaBlock)

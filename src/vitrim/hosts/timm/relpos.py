@@ -25,10 +25,10 @@ class ReducedBiasBlock(TimmBlock):
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         return self.run(x, shared_rel_pos)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn = self.attn
         q, k, v = self.project_all(x, rows)
-        table = host_args[0] if attn.rel_pos is None else attn.rel_pos.get_bias()  # its own comes first, as in timm
+        table = given if attn.rel_pos is None else attn.rel_pos.get_bias()  # its own comes first, as in timm
         table = None if table is None else table[0]
         return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v, table=table, rows=rows)
 

@@ -23,8 +23,8 @@ class TimmWindowBlock(WindowBlock, TimmBlock):
     relative: ClassVar[Any] = None
     """See `WindowBlock.window_attention`."""
 
-    def project(self, x: Tensor, state: Any, rows: int | None, *host_args: Any) -> Attention:
-        attn, table = self.attn, host_args[0]
+    def project(self, x: Tensor, state: Any, rows: int | None, given: Any) -> Attention:
+        attn, table = self.attn, given
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
@@ -46,7 +46,7 @@ class ReducedSamBlock(PreNorm, TimmWindowBlock, Block):
 
 
 class TimmSam(WindowedHost, TimmHost):
-    """SAM's image encoder and ViTDet, whose neck reads a map: [windows](#windows)."""
+    """SAM's image encoder and ViTDet, whose neck reads a map: [windows](hosts.md#windows)."""
 
     name = "timm VisionTransformerSAM"
     purpose = "segmentation, detection, poses, depth"

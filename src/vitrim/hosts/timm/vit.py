@@ -38,7 +38,7 @@ class ReducedPlainBlock(ReducedViTBlock):
     output_names = ("norm", "proj", "proj_drop")
     plain = True
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn = self.attn
         if rows is not None or self.reducer.fresh_values:
             q, k, v = self.project_all(x, rows)
@@ -84,7 +84,7 @@ class ReducedParallelScalingBlock(ReducedViTBlock, vit.ParallelScalingBlock):
     def bypassed(cls, block: Any) -> list[nn.Module]:
         return []
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         y = self.in_norm(x)
         if is_bare(self.in_proj):
             q, k, v = project_parts(self._part, y, rows, self.reducer.fresh_values)
@@ -141,7 +141,7 @@ class ReducedParallelThingsBlock(ReducedViTBlock, vit.ParallelThingsBlock):
     def bypassed(cls, block: Any) -> list[nn.Module]:
         return [*block.attns, *cls.attentions(block)]
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         queries, keys, values = [], [], []
         for branch in self.attns:
             q, k, v = project_qkv(branch.attn, branch.norm(x), rows, self.reducer.fresh_values)

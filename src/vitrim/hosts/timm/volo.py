@@ -27,7 +27,7 @@ class ReducedVoloBlock(PreNorm, WindowBlock, Transformer):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         q, k, v = self.project_all(x, rows)
         return self.attention_of(self.attn, state, q, k, v)
 

@@ -64,7 +64,7 @@ class OwnBlock(NamedBlock):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         y = self.pre_norm(x)
         if self.comes_apart():
             q, k, v = project_parts(self.part, y, rows, self.reducer.fresh_values)

@@ -98,7 +98,7 @@ class TrialRun:
             raise self.wrong("project leaves out rows", "give the queries of the first rows only, where rows are given")
         state = TokenState.start(x, self.facts.num_prefix)
         heavier = replace(state, size=state.size * torch.arange(1, wanted + 1, device=x.device), uniform=False)
-        bias, plain = (whole.project(x, each, None).bias for each in (heavier, state))
+        bias, plain = (whole.project(x, each, None, None).bias for each in (heavier, state))
         if bias is None or (plain is not None and torch.equal(bias, plain)):
             raise self.wrong(
                 "project leaves out the sizes of tokens", "give Attention state.key_bias(q.dtype, self.proportional)"

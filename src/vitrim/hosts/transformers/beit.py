@@ -32,12 +32,12 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
             shared = attention_mask[0]
         else:
             refuse_mask(attention_mask)
-        return self.run(hidden_states, shared, interpolate_pos_encoding, resolution)
+        return self.run(hidden_states, (shared, interpolate_pos_encoding, resolution))
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = super().projected(x, state, rows)
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
+        attention = super().projected(x, state, rows, given)
         # (H, N0, N0) between input tokens: this layer's bias and the shared one
-        table, interpolate, resolution = host_args
+        table, interpolate, resolution = given
         if self.relative_position_bias is not None:
             side: Any = self.patch_size
             window = (resolution[0] // side, resolution[1] // side)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import Installed, Reducer, foreign, replaced
 from vitrim.core.host import GridHook, Host
 from vitrim.core.plan import Head, HostFacts
-from vitrim.core.tokens import TokenState, Trace, unmerge
+from vitrim.core.tokens import Asked, Call, TokenState, Trace, unmerge
 from vitrim.core.versions import constant, require
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv, with_form
@@ -36,9 +36,26 @@ CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
 """Names of the last layers of image classifiers."""
 
 
+@dataclass(eq=False)
+class LayerCall(Call):
+    """A forward of the library.
+
+    Attributes:
+        maps: it returns attention maps.
+        map: that of the running block.
+        passed: arguments that the library passes on to a user's attention function.
+    """
+
+    maps: bool = False
+    map: Tensor | None = None
+    passed: Mapping[str, Any] = field(default_factory=dict)
+
+
 class ReducedLayer(NamedBlock):
     """The reduced form of an encoder layer, with ViT's names; other families set their own."""
 
+    call_class: ClassVar[type[Call]] = LayerCall
+    trace: Any
     attention_name = "attention"
     norm_name = "layernorm_before"
     output_names: ClassVar[tuple[str, ...]] = ("o_proj",)
@@ -55,8 +72,8 @@ class ReducedLayer(NamedBlock):
         refuse_mask(attention_mask)
         return self.run(hidden_states)
 
-    def run(self, x: Tensor, *host_args: Any) -> Tensor:
-        out = super().run(x, *host_args)
+    def run(self, x: Tensor, given: Any = None) -> Tensor:
+        out = super().run(x, given)
         if self.trace.call.maps:
             (attn,), found = self.attentions(self), self.trace.call.map
             self.trace.call.map = None
@@ -73,8 +90,8 @@ class ReducedLayer(NamedBlock):
         """Undo `map_for_host`."""
         return host_map
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = self.projected(x, state, rows, *host_args)
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
+        attention = self.projected(x, state, rows, given)
         if not self.trace.call.maps:
             return attention
         if all(
@@ -92,7 +109,7 @@ class ReducedLayer(NamedBlock):
         self.trace.call.map = self.map_for_host(self.reducer.attend(over_identity, state))
         return attention
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         (attn,) = self.attentions(self)
         q, k, v = self.queries_keys_values(attn, self.pre_norm(x), rows)
         bias = state.key_bias(q.dtype, self.proportional)
@@ -246,7 +263,7 @@ class TrunkHook(Installed):
     """
 
     host: type[TransformersHost]
-    trace: Trace
+    trace: Any
     positional: tuple[str, ...]  # names of the trunk's arguments, in order: a mask may be a positional one
     pools: bool  # a head reads all tokens, and must read the same ones whatever else is returned
 
@@ -266,9 +283,8 @@ class TrunkHook(Installed):
             if given.get(name) is not None:
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
         is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
-        hidden = _wanted("output_hidden_states", trunk, given) and not call.compact
-        call.next_full_grid = is_backbone or hidden
-        call.spares_last = hidden and self.pools and not is_backbone
+        hidden = _wanted("output_hidden_states", trunk, given) and not call.asked.compact
+        call.once = Asked(is_backbone or hidden, spares_last=hidden and self.pools and not is_backbone)
         if not self.host.has_maps and (maps or given.get("output_attentions")):
             call.maps = False
             raise UnsupportedModelError(
@@ -285,30 +301,30 @@ class HiddenHook(Installed):
     patches or an attention pooling must not read the zeros of pruned ones.
     """
 
-    trace: Trace
+    trace: Any
 
     def __call__(self, trunk: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not self.trace.call.spares_last:
+        state = self.trace.call.final
+        if state is None or not state.asked.spares_last:
             return None
         if not isinstance(output, tuple):
             if output.hidden_states is None:  # the model around the trunk collects them
                 require(
                     "transformers", "5.6", f"hidden states of a reduced {type(trunk).__name__}", UnsupportedModelError
                 )
-            output.hidden_states = self.spread(output.hidden_states)
+            output.hidden_states = spread(output.hidden_states, state)
             return output
         # attention maps have four axes
         return tuple(
-            self.spread(part) if isinstance(part, tuple) and any(x is not None and x.dim() == 3 for x in part) else part
-            for part in output
+            spread(x, state) if isinstance(x, tuple) and any(each is not None and each.dim() == 3 for each in x) else x
+            for x in output
         )
 
-    def spread(self, hidden: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """The hidden states with the last one un-merged, if it exists and is reduced."""
-        last, state = hidden[-1], self.trace.call.final
-        if last is None or state is None or last.shape[1] == state.num_inputs:
-            return hidden
-        return (*hidden[:-1], unmerge(last, state))
+
+def spread(hidden: tuple[Tensor | None, ...], state: TokenState) -> tuple[Tensor | None, ...]:
+    """The ``hidden`` states with the last one un-merged by ``state``, if it exists and is reduced."""
+    last = hidden[-1]
+    return hidden if last is None or last.shape[1] == state.num_inputs else (*hidden[:-1], unmerge(last, state))
 
 
 def _wanted(name: str, trunk: Any, given: Mapping[str, Any]) -> bool:

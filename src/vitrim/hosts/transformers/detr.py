@@ -43,12 +43,12 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
         assert isinstance(state, WindowState)
         x = ReducedBlock.outgoing(self, x, state)
         if self.last:
-            self.leave_states_of_images(state.windows)
+            self.leave_states_of_images()
         return x
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         assert isinstance(state, WindowState)
-        attention = super().projected(x, state, rows, *host_args)
+        attention = super().projected(x, state, rows, given)
         if not self.crosses or state.windows.number == 1:
             return attention
         bias = state.windows.bias_of_images(attention.bias)
@@ -127,7 +127,7 @@ class _Rows(DenseBackbone):
 
 
 class HFLwDetr(_Rows):
-    """LW-DETR's ViT, alone or in the detector: [windows](#windows) that are batch rows. Square images only."""
+    """LW-DETR's ViT, alone or in the detector: [windows](hosts.md#windows) that are batch rows. Square images only."""
 
     name = "transformers LW-DETR"
     reduced_blocks = (ReducedLwDetrLayer,)

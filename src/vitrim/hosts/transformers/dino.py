@@ -40,10 +40,10 @@ class ReducedRotaryLayer(ReducedDinoLayer):
         refuse_mask(attention_mask)
         return self.run(hidden_states, position_embeddings)
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = super().projected(x, state, rows)
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
+        attention = super().projected(x, state, rows, given)
         # (P, d) as it is, (B, P, d) to (B, 1, P, d)
-        tables = [state.patch_rows(table) for table in host_args[0]]
+        tables = [state.patch_rows(table) for table in given]
         cos, sin = (table if table.dim() == 2 else table.unsqueeze(1) for table in tables)
         q = attention.q if rows is not None else _rotated(attention.q, cos, sin, state.num_prefix)
         return replace(attention, q=q, k=_rotated(attention.k, cos, sin, state.num_prefix), k_raw=attention.k)

@@ -24,14 +24,21 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from vitrim.core.attention import Attention
 from vitrim.core.block import Installed
 from vitrim.core.plan import HostFacts
-from vitrim.core.tokens import TokenState, Trace
+from vitrim.core.tokens import Asked, TokenState
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.blocks import hand_stamp
 from vitrim.hosts.shared.padding import Group, run_groups
-from vitrim.hosts.transformers.common import USUAL_SIDE, ConnectedTower, ReducedJointLayer, ReducedLayer
+from vitrim.hosts.transformers.common import USUAL_SIDE, ConnectedTower, LayerCall, ReducedJointLayer, ReducedLayer
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 Grid = tuple[int, int]
+
+
+@dataclass(eq=False)
+class PackedCall(LayerCall):
+    """``images`` are the number of equal ones in the sequence."""
+
+    images: int = 1
 
 
 class PackedLayer(ReducedLayer):
@@ -41,14 +48,14 @@ class PackedLayer(ReducedLayer):
     gets the result it gets alone.
     """
 
+    call_class = PackedCall
+    trace: Any
     leading: ClassVar[bool] = False
     """The sequence has a batch axis: (1, B*P, C), not (B*P, C)."""
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # outside the part that gradient checkpointing repeats, when the trace may hold another forward's images
-        table = self.trace.call.table
-        images = 1 if table is None else table.shape[0]
-        return super().__call__(hidden_states, *args, images=images, **kwargs)
+        return super().__call__(hidden_states, *args, images=self.trace.call.images, **kwargs)
 
     def forward(  # type: ignore[override]
         self,
@@ -69,7 +76,7 @@ class PackedLayer(ReducedLayer):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         x = super().outgoing(x, state)
-        if not (self.last or state.full_grid) or (self.leading and x.shape[0] == 1):
+        if not (self.last or state.asked.full_grids) or (self.leading and x.shape[0] == 1):
             return x
         packed = x.flatten(0, 1)
         if self.leading:
@@ -77,10 +84,10 @@ class PackedLayer(ReducedLayer):
         hand_stamp(x, packed)
         return packed
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = super().projected(x, state, rows)
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
+        attention = super().projected(x, state, rows, given)
         # images of one size have the same angles
-        cos, sin = (state.patch_rows(table[: state.initial_patches]) for table in host_args[0])
+        cos, sin = (state.patch_rows(table[: state.initial_patches]) for table in given)
         q, k = self.rotated(attention.q, attention.k, cos, sin)
         return replace(attention, q=q, k=k, k_raw=attention.k)
 
@@ -127,7 +134,7 @@ class PackedForward(Installed):
     """The forward of a tower: images of one size together, size by size."""
 
     tower: Any
-    trace: Trace
+    trace: Any
 
     @property
     def __signature__(self) -> inspect.Signature:  # export and trainers read it
@@ -147,9 +154,11 @@ class PackedForward(Installed):
             places.setdefault(grid, []).append(place)
 
         def of_one_size(images: list[int]) -> Any:
-            self.trace.call.table = torch.empty(len(images))
-            self.trace.call.images = tuple(images)
-            return run(images, grids[images[0]])
+            call = self.trace.call
+            call.images, seen = len(images), len(call.attentions)
+            output = run(images, grids[images[0]])
+            call.attentions[seen:] = [note._replace(images=tuple(images)) for note in call.attentions[seen:]]
+            return output
 
         if len(places) == 1:
             return of_one_size(places[grids[0]])
@@ -204,7 +213,7 @@ class QwenForward(PackedForward):
             cut = hidden_states if len(images) == len(grids) else torch.cat([single[image] for image in images])
             return forward(self.tower, cut, grid_thw=grid_thw.new_tensor([(1, *grid)] * len(images)), **kwargs)
 
-        with self.trace.returning(dense=self.every_block):
+        with self.trace.asking(Asked(full_grids=self.every_block)):
             return self.by_size(grids, run)
 
 
@@ -258,7 +267,7 @@ class PackedHost(ConnectedTower):
 
 
 class HFPixtral(PackedHost):
-    """The image tower. The projector joins neighbouring tokens, so it reads every patch."""
+    """The image tower on packed images, size by size. The projector joins neighbours, so it reads every patch."""
 
     name = "transformers Pixtral"
     reduced_blocks = (ReducedPixtralAttentionLayer,)
@@ -290,7 +299,7 @@ class _QwenTower(PackedHost):
 
 
 class HFQwen2VL(_QwenTower):
-    """The image tower, on packed images and videos. [Cells](#cells) of 2 x 2 patches."""
+    """The image tower on packed images, size by size, and frames. [Cells](hosts.md#cells) of 2 x 2 patches."""
 
     name = "transformers Qwen2-VL"
     reduced_blocks = (ReducedQwen2VLVisionBlock,)

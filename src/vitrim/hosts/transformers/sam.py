@@ -24,7 +24,7 @@ from vitrim.hosts.transformers.library import TransformersLibrary
 class _ReducedWindowLayer(WindowBlock, JointBlock):
     """The attention of SAM and ViTDet: q, k and v from one projection, relative positions along two axes."""
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         (attn,) = self.attentions(self)
         q, k, v = self.project_all(x, None)
         relative = getattr(attn, "get_rel_pos", vitdet.get_rel_pos)  # SAM's is a method
@@ -66,9 +66,9 @@ class ReducedSam3Layer(WindowBlock, ReducedLayer, sam3.Sam3ViTLayer):
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
         return self.run(hidden_states)
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         assert isinstance(state, WindowState)
-        attention = super().projected(x, state, rows, *host_args)
+        attention = super().projected(x, state, rows, given)
         table = torch.cat(self.rotary_emb(x, self.position_ids), dim=-1)[0]  # (P, 2d)
         cos, sin = self.rows_of_table(table, state, x.shape[0]).chunk(2, dim=-1)
         q, k = sam3.apply_rotary_pos_emb_2d(attention.q, attention.k, cos=cos, sin=sin)
@@ -89,7 +89,7 @@ class _Windowed(WindowedHost, DenseBackbone):
 
 
 class HFSam(_Windowed):
-    """The image encoder, whose neck reads every patch at its place: [windows](#windows)."""
+    """The image encoder, whose neck reads every patch at its place: [windows](hosts.md#windows)."""
 
     name = "transformers SAM"
     reduced_blocks = (ReducedSamVisionLayer,)
@@ -99,7 +99,7 @@ class HFSam(_Windowed):
 
 
 class HFSam3(_Windowed):
-    """SAM 3's image encoder, alone or in a model with its neck, prompts and decoder: [windows](#windows)."""
+    """SAM 3's image encoder, alone or in a model with its neck, prompts and decoder: [windows](hosts.md#windows)."""
 
     name = "transformers SAM 3"
     reduced_blocks = (ReducedSam3Layer,)
@@ -109,7 +109,7 @@ class HFSam3(_Windowed):
 
 
 class HFVitDet(_Windowed):
-    """ViTDet without the convolutional blocks that some versions have between layers: [windows](#windows)."""
+    """ViTDet without the convolutional blocks that some versions have between layers: [windows](hosts.md#windows)."""
 
     name = "transformers ViTDet"
     reduced_blocks = (ReducedVitDetLayer,)

@@ -179,7 +179,10 @@ class Siglip2Library(TransformersLibrary):
 
 
 class HFSiglip2(PatchTower):
-    """No class token; the head attends to patches with a probe, or averages them: [padded batches](#padded-batches)."""
+    """No class token; the head attends to patches with a probe, or averages them.
+
+    Takes [padded batches](hosts.md#padded-batches).
+    """
 
     name = "transformers SigLIP 2"
     reduced_blocks = (ReducedSiglip2EncoderLayer,)

@@ -44,8 +44,8 @@ class ReducedVJEPA2Layer(ReducedLayer, vjepa2.VJEPA2Layer):
             raise UnsupportedModelError("a reduced layer takes no position_mask; vitrim.restore_(model) first")
         return self.run(hidden_states), None
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = super().projected(x, state, rows)
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
+        attention = super().projected(x, state, rows, given)
         places = self.attention.get_position_ids(x, masks=state.position if state.reduced else None)
         q, k = (self.attention.apply_rotary_embeddings(each, places) for each in (attention.q, attention.k))
         return replace(attention, q=q, k=k, k_raw=attention.k)
@@ -80,7 +80,7 @@ class VideoLibrary(TransformersLibrary):
 
 
 class HFVideoMAE(_Video):
-    """The encoder on whole clips; the classifier averages the tokens."""
+    """The encoder on whole clips; the classifier averages the tokens. Refused: one that reads the first patch."""
 
     name = "transformers VideoMAE"
     reduced_blocks = (ReducedVideoMAELayer,)

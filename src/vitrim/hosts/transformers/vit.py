@@ -102,7 +102,7 @@ class HFViTMSN(TransformersHost):
 
 
 class HFIJepa(TransformersHost):
-    """No class token; the classifier averages the patches."""
+    """No class token; the classifier averages the patches. Refused: a pooling layer, which reads the first patch."""
 
     name = "transformers I-JEPA"
     heads = ("no class token",)

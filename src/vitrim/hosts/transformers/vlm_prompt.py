@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrim.core.reduce import HANDLE, Selection, handle_of, reduced_parts
 from vitrim.core.registry import host_of
 from vitrim.core.selection import Choosing, Grid, Selector
-from vitrim.core.tokens import ImagePlaces, TokenState, Trace
+from vitrim.core.tokens import Asked, ImagePlaces, TokenState, Trace
 from vitrim.core.versions import require
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import Survivors, cache_of, check_prompt, kept_in_prompt, survivors, trimmed
@@ -274,9 +274,9 @@ class ImagePrompt:
         family, model, given, choosing = self.family, self.model, self.given, self.choosing
         in_cells = family.cell(model) > 1
         full = in_cells or family.reads_all(model, given)
-        watched = [] if choosing is None else self.watched()
+        watched = frozenset(() if choosing is None else self.watched())
         one_by_one = not in_cells and given.get("image_sizes") is None
-        with self.trace.returning(dense=full, fewer=True), self.trace.watching(watched) as notes:
+        with self.trace.asking(Asked(full_grids=full, compact=True, watched=watched)) as notes:
             if choosing is not None and self.selector.place == "before" and one_by_one:
                 return self.before_connector(own, full, notes)
             output = model.base_model.get_image_features(**own, return_dict=True)

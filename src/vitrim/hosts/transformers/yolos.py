@@ -17,7 +17,7 @@ from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.hosts.shared.blocks import hand_stamp
-from vitrim.hosts.transformers.common import ReducedOlderLayer, TransformersHost, refuse_mask
+from vitrim.hosts.transformers.common import LayerCall, ReducedOlderLayer, TransformersHost, refuse_mask
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
@@ -43,6 +43,13 @@ def prefix_behind(x: Tensor, behind: int) -> Tensor:
     return torch.cat([x[..., :1, :], x[..., start:, :], x[..., 1:start, :]], dim=-2)
 
 
+@dataclass(eq=False)
+class YolosCall(LayerCall):
+    """``table`` are the mid positions (L - 1, 1, N0, C), with the prefix in front; None without them."""
+
+    table: Tensor | None = None
+
+
 class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
     """Reduced `YolosLayer`.
 
@@ -55,6 +62,8 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
     """
 
     attention_classes = (yolos.YolosSelfAttention,)
+    call_class = YolosCall
+    trace: Any
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # outside the part that gradient checkpointing repeats, when the trace may hold another forward's table
@@ -69,11 +78,11 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
         refuse_mask(attention_mask)
         return self.run(hidden_states, table)
 
-    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
-        if self.depth == 0 or state.full_grid:
+    def receive(self, x: Tensor, state: TokenState, given: Any) -> tuple[Tensor, TokenState]:
+        if self.depth == 0 or state.asked.full_grids:
             x = prefix_in_front(x, self.num_prefix - 1)
-        x, state = super().receive(x, state)
-        table: Tensor | None = host_args[0]
+        x, state = super().receive(x, state, given)
+        table: Tensor | None = given
         if table is not None and self.depth > 0:
             own = table[self.depth - 1].to(x.device)
             x = x + (F.embedding(state.position, own[0]) if state.reduced else own)
@@ -81,7 +90,7 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         x = super().outgoing(x, state)
-        if not (self.last or state.full_grid):
+        if not (self.last or state.asked.full_grids):
             return x
         moved = prefix_behind(x, self.num_prefix - 1)
         hand_stamp(x, moved)
@@ -103,7 +112,7 @@ class TableHook(Installed):
     The encoder, which would add them to all N0 tokens in its own order, gets zeros.
     """
 
-    trace: Trace
+    trace: Any
     behind: int
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:

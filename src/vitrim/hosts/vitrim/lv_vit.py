@@ -22,7 +22,8 @@ class ReducedLVBlock(ReducedTimmBlock, LVBlock):
         x = super().outgoing(x, state)
         # the auxiliary head takes a maximum over all rows, which padding must not change
         takes_maximum = self.last and self.head_rows is None
-        return without_padding(x, state) if takes_maximum and state.mask is not None and not state.full_grid else x
+        padded = state.mask is not None and not state.asked.full_grids
+        return without_padding(x, state) if takes_maximum and padded else x
 
 
 def without_padding(x: Tensor, state: TokenState) -> Tensor:

@@ -48,7 +48,7 @@ class ReducedWindowedEvaBlock(PreNormGamma, ReducedInWindows, EvaBlock):  # type
 
 
 class WindowedTrunk(WindowedHost, TimmHost):
-    """The trunk of `vitdet:` models with ``window_size``: ViT, EVA-02 and similar. [Windows](#windows)."""
+    """The trunk of `vitdet:` models with ``window_size``: ViT, EVA-02 and similar. [Windows](hosts.md#windows)."""
 
     name = "vitrim trunks with windows"
     purpose = "segmentation, detection, poses, depth"

@@ -7,8 +7,8 @@ import torch
 from timm.models import VisionTransformer
 from torch import nn
 
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
-from vitrim.measure.memory import peak_memory_mib, running_peak
+from vitrim.engines.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.engines.memory import peak_memory_mib, running_peak
 
 KIB = 1 / 1024
 

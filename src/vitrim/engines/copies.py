@@ -17,7 +17,7 @@ from vitrim.core.reduce import Reduction, get_reduction, reduce_, refuse_reduced
 from vitrim.core.registry import ask
 from vitrim.core.saving import saved_method
 from vitrim.core.selection import Selector
-from vitrim.measure.prefill import Prefill
+from vitrim.engines.prefill import Prefill
 
 
 def shared_copy(model: nn.Module) -> nn.Module:

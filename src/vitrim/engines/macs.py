@@ -27,10 +27,10 @@ from vitrim.core.reduce import Reduction, Selection, reduce_, refuse_reduced, re
 from vitrim.core.registry import ask, parse_method, reducible
 from vitrim.core.scoring import EarlyScorer
 from vitrim.core.selection import Choosing
+from vitrim.engines.copies import take_learned
+from vitrim.engines.prefill import Prefill
 from vitrim.errors import VitrimError
-from vitrim.measure.copies import take_learned
-from vitrim.measure.prefill import Prefill
-from vitrim.measure.records import DENSE
+from vitrim.report import DENSE
 
 PARTS = ("linear", "attention", "matching", "norm")
 
@@ -107,7 +107,7 @@ def _parts_of(by_module: Mapping[str, Mapping[Any, int]], model: nn.Module, plac
     flops: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
     for operation, count in by_module.get(place, {}).items():
         if operation not in _PART_OF:
-            raise RuntimeError(f"{operation} ran {count} FLOPs that belong to no part; add it to vitrim.measure.macs")
+            raise RuntimeError(f"{operation} ran {count} FLOPs that belong to no part; add it to vitrim.engines.macs")
         flops[_PART_OF[operation]] += count
     inside = "" if place == WHOLE else f"{place}."
     chosen = [name for name in _names_of(Choosing, model, "") if f"{name}.".startswith(inside)]
@@ -398,7 +398,7 @@ def profile_of(
             `Prefill`.
         name: name of the model in the result; default: timm's name of the architecture, else the class name.
         dense: ignore the selector of a `Prefill`.
-        learned: see `vitrim.measure.copies.take_learned`.
+        learned: see `vitrim.engines.copies.take_learned`.
 
     Raises:
         VitrimError: an unknown method, or a method that does not fit the model; no images; an adaptive method with

@@ -8,7 +8,7 @@ from torch import nn
 import tiny
 import vitrim
 from vitrim.core.block import ReducedBlock
-from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
+from vitrim.engines.copies import apart, dense_copies, reduced_copy, shared_copy
 
 
 def model(**options):

@@ -18,13 +18,13 @@ from tiny_vlms import IMAGE, VLMS
 from vitrim.cli import app
 from vitrim.core.reduce import reduced_parts
 from vitrim.core.registry import parse_method, vision_language
+from vitrim.engines.macs import profile_of
+from vitrim.engines.prefill import Prefill, Prompt, as_measured, cache_bytes
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.bench import measure
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile_of
-from vitrim.measure.prefill import Prefill, Prompt, as_measured, cache_bytes
 
 TEXT = 5
 QUICK = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)

@@ -11,11 +11,11 @@ from typing import Any
 from vitrim.core.registry import methods as registered
 from vitrim.errors import check_installed, check_known
 from vitrim.files import check_file, written
+from vitrim.report import DENSE
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """The colours of Okabe and Ito, distinct for any colour vision; those with the most contrast on white come first."""
 DENSE_COLOUR = "#000000"
-DENSE = "dense"
 SHADES = (1.0, 0.6, 0.35, 1.5, 0.8)
 """Lightness of the first seven colours and of the next cycles: darker, paler, then in between."""
 ORDER = (
@@ -110,9 +110,9 @@ def markers(names: Iterable[str]) -> dict[str, str]:
 
 
 def sheet(width: float, height: float) -> Any:
-    """An empty figure, size in inches: a `vitrim.plots.plain.Sheet`, without global state or a screen."""
+    """An empty figure, size in inches: a `vitrim.plain.Sheet`, without global state or a screen."""
     check_installed("a figure", "matplotlib")
-    from vitrim.plots.plain import Sheet
+    from vitrim.plain import Sheet
 
     return Sheet(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 

@@ -19,14 +19,14 @@ from made_tables import tables
 from vitrim.analysis.family import Tables, drawn
 from vitrim.app.messages import PlottedPoint
 from vitrim.app.uploads import _picture
+from vitrim.plain import Sheet, plain
 from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.dense import Column, compare
-from vitrim.plots.plain import Sheet, plain
-from vitrim.plots.style import encoded, sheet
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Table
+from vitrim.style import encoded, sheet
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 NAMES = (
     r"$\badmacro$",
     "$x^$",

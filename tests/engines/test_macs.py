@@ -24,7 +24,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method, reduces
-from vitrim.measure.macs import CONVENTIONS, PARTS, Macs, Profile, count_macs, profile_of
+from vitrim.engines.macs import CONVENTIONS, PARTS, Macs, Profile, count_macs, profile_of
 
 IMAGE = torch.empty(1, 3, 224, 224, device="meta")
 
