@@ -46,7 +46,7 @@ def cuts(given: argparse.Namespace) -> None:
     dense = profile_of(model, None, images).macs.total
     free = [name for name, kind in methods().items() if kind.traits.training_free and name != "none"]
     source, _, split = given.data.partition(":")
-    data = vitrim.DataSpec(source, split=split or None, limit=given.limit, batch_size=given.batch_size)
+    data = vitrim.ScoredData(source, split=split or None, limit=given.limit, batch_size=given.batch_size)
     reports = {}
     for cut in given.cut:
         chosen = [at_share(model, name, images, 1 - cut) for name in given.method or free]

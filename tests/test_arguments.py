@@ -27,53 +27,71 @@ def test_an_object_is_its_own_description(kind: Any) -> None:
     assert kind.of(made) is made
 
 
+def test_an_object_with_fewer_fields_is_completed_and_one_with_more_is_refused() -> None:
+    assert vitrim.ScoredData.of(vitrim.DataSpec("a", limit=3)) == vitrim.ScoredData("a", limit=3, batch_size=32)
+    with pytest.raises(VitrimError, match="unknown option of DataSpec 'task'; valid: "):
+        vitrim.DataSpec.of(vitrim.ScoredData("a"))
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "field", "wanted"),
     [
-        (lambda: vitrim.DataSpec("a", limit=0), "limit is a whole number of at least 1, not 0"),
-        (lambda: vitrim.DataSpec("a", batch_size=0), "batch_size is a whole number of at least 1, not 0"),
-        (lambda: vitrim.DataSpec("a", options=5), "data_options is a dict of options by name, not 5"),
-        (lambda: vitrim.ModelSpec("a", options=5), "model_options is a dict of options by name, not 5"),
-        (lambda: vitrim.Results(None, resume=True), "resume goes on from what a folder holds, and none is given"),
-        (lambda: vitrim.Results(5), "out is a path, not 5"),
-        (lambda: vitrim.Prompt(new_tokens=-1), "new_tokens is a whole number of at least 0, not -1"),
-        (lambda: vitrim.Prompt(select="divprun:tokens=4"), "unknown selector 'divprun'; did you mean 'divprune'"),
-        (lambda: vitrim.SearchSpec("grid"), "unknown search 'grid'"),
-        (lambda: vitrim.SearchSpec(proxy="loss"), "unknown proxy 'loss'"),
-        (lambda: vitrim.Running(Path("a"), workers=-1), "workers is a whole number of at least 0, not -1"),
-        (lambda: vitrim.DataSpec("a", protocol="x"), "protocol is a dict of options by name, not 'x'"),
-        (lambda: vitrim.ModelSpec("a", learned=5), "learned is a path, not 5"),
-        (lambda: vitrim.Results("a", decisions=5), "decisions is a path, not 5"),
-        (lambda: vitrim.Running(Path("a"), log_every=0), "log_every is a whole number of at least 1, not 0"),
-        (lambda: vitrim.Running(Path("a"), max_updates=1.5), "max_updates is a whole number of at least 1, not 1.5"),
-        (lambda: vitrim.Running(Path("a"), save_minutes="x"), "save_minutes is a number of at least 0, not 'x'"),
-        (lambda: vitrim.Running(Path("a"), log_with=5), "log_with is a list of trackers, not 5"),
-        (lambda: vitrim.Budget(min_rounds=0), "min_rounds must be at least 1, got 0"),
-        (lambda: vitrim.Budget(min_rounds="a"), "min_rounds is a number, not 'a'"),
-        (lambda: vitrim.DataSpec("a", limit="x"), "limit is a whole number of at least 1, not 'x'"),
-        (lambda: vitrim.DataSpec("a", batch_size=2.5), "batch_size is a whole number of at least 1, not 2.5"),
-        (lambda: vitrim.DataSpec("a", workers=-1), "workers is a whole number of at least 0, not -1"),
-        (lambda: vitrim.DataSpec("a", split=5), "split is a text, not 5"),
-        (lambda: vitrim.DataSpec("a", image_column=5), "image_column is a text, not 5"),
-        (lambda: vitrim.DataSpec("a", label_column=5), "label_column is a text, not 5"),
-        (lambda: vitrim.ModelSpec("a", checkpoint=5), "checkpoint is a path, not 5"),
-        (lambda: vitrim.FileSpec(size="a"), "size is a whole number, or height and width, not 'a'"),
-        (lambda: vitrim.FileSpec(size=(32,)), r"size is a whole number, or height and width, not \(32,\)"),
-        (lambda: vitrim.FileSpec(size=(32, 32, 3)), r"size is a whole number, or height and width, not \(32, 32, 3\)"),
-        (lambda: vitrim.FileSpec(classes=3), "classes are texts, the name of every class, not 3"),
-        (lambda: vitrim.FileSpec(classes="abc"), "classes are texts, the name of every class, not 'abc'"),
-        (lambda: vitrim.FileSpec(classes=[0, 1]), r"classes are texts, the name of every class, not \[0, 1\]"),
-        (lambda: vitrim.FileSpec(name=3), "name is a text, not 3"),
+        (lambda: vitrim.DataSpec("a", limit=0), "limit=0", "at least 1"),
+        (lambda: vitrim.DataSpec("a", limit="3"), "limit=3", "a whole number"),
+        (lambda: vitrim.DataSpec("a", limit=True), "limit=true", "a whole number"),
+        (lambda: vitrim.DataSpec("a", split=5), "split=5", "a text"),
+        (lambda: vitrim.DataSpec("a", options=5), "options=5", "options by name"),
+        (lambda: vitrim.ModelSpec("a", checkpoint=5), "checkpoint=5", "a text, or a path"),
+        (lambda: vitrim.ScoredModel("a", learned=5), "learned=5", "a text, or a path"),
+        (lambda: vitrim.ScoredData("a", batch_size=2.5), "batch_size=2.5", "a whole number"),
+        (lambda: vitrim.Results(None, resume=True), "resume", "give out"),
+        (lambda: vitrim.Pictures("a", ["pdf"]), "formats=pdf", "'png' or 'svg'"),
+        (lambda: vitrim.Prompt(new_tokens=-1), "new_tokens=-1", "at least 0"),
+        (lambda: vitrim.Prompt(select="divprun:tokens=4"), "unknown selector 'divprun'", "did you mean 'divprune'"),
+        (lambda: vitrim.SearchSpec("grid"), "strategy=grid", "evolution"),
+        (lambda: vitrim.SearchSpec(proxy="loss"), "proxy=loss", "'feature'"),
+        (lambda: vitrim.SearchSpec(minutes=0), "minutes=0", "above 0"),
+        (lambda: vitrim.Running(Path("a"), save_minutes="x"), "save_minutes=x", "a number"),
+        (lambda: vitrim.Running(Path("a"), log_with=5), "log_with=5", "a list"),
+        (lambda: vitrim.Budget(min_rounds=7, max_rounds=6), "max_rounds", "at least min_rounds"),
+        (lambda: vitrim.Budget(min_seconds=float("nan")), "min_seconds=nan", "at least 0"),
+        (lambda: vitrim.FileSpec(size=(32, 0)), "size=0", "at least 1"),
+        (lambda: vitrim.FileSpec(size=(32, 32, 3)), r"size=\[32,32,3\]", "at most 2 entries"),
+        (lambda: vitrim.FileSpec(classes="abc"), "classes=abc", "a list"),
+        (lambda: vitrim.FileSpec(opset=99), "opset=99", "below "),
+        (
+            lambda: vitrim.FileSpec(presision="int8"),
+            "unknown option of FileSpec 'presision'",
+            "did you mean 'precision'",
+        ),
     ],
 )
-def test_a_wrong_value_is_refused_where_it_is_written(make: Any, message: str) -> None:
-    with pytest.raises(VitrimError, match=message):
+def test_a_wrong_value_is_refused_where_it_is_written(make: Any, field: str, wanted: str) -> None:
+    with pytest.raises(VitrimError, match=f"{field}.*{wanted}"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vitrim.profile("a", batch_size=0), "profile: batch_size=0: must be at least 1"),
+        (lambda: vitrim.profile("a", convention="no-mlp"), "convention=no-mlp: must be 'all'"),
+        (lambda: vitrim.profile(5), "models=5: must be a torch.nn.Module, or a text"),
+        (lambda: vitrim.evaluate("a", None, "b", on_progress=3), "on_progress=3: must be a function"),
+        (lambda: vitrim.evaluate("a", None, "b", seed=-1), "seed=-1: must be at least 0"),
+        (lambda: vitrim.export("a", None, "b.onnx", "int8"), "file=int8: must be a FileSpec"),
+        (lambda: vitrim.show("a", "tome:r=1", "b", blocks=[-1]), "blocks=-1: must be at least 0"),
+        (lambda: vitrim.bench("a", budjet=3), "unknown option of bench 'budjet'; did you mean 'budget'"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_loaded(call: Any, message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        call()
 
 
 def test_one_description_of_several_models_holds_for_those_that_are_named() -> None:
     model = vitrim.create_model("test_vit", options={"depth": 1})
-    named, given = vitrim.ModelSpec.each(vitrim.ModelSpec(["test_vit", model], options={"depth": 2}, dtype="bf16"))
+    named, given = vitrim.ScoredModel.each(vitrim.ScoredModel(["test_vit", model], options={"depth": 2}, dtype="bf16"))
     assert (named.model, named.options, named.dtype) == ("test_vit", {"depth": 2}, "bf16")
     assert given.model is model
     assert (given.options, given.dtype) == (None, "bf16")
@@ -92,21 +110,24 @@ def test_random_weights_of_a_description_follow_from_its_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "unread"),
     [
-        (lambda: vitrim.bench(vitrim.ModelSpec("a", dtype="bf16"), "tome:r=1"), "dtype of ModelSpec has no effect"),
-        (lambda: vitrim.bench("a", "tome:r=1", vitrim.DataSpec("b", limit=3)), "limit of DataSpec has no effect"),
-        (lambda: vitrim.compare(vitrim.ModelSpec("a", learned="b"), "tome:r=1", "c"), "learned of ModelSpec"),
-        (lambda: vitrim.evaluate("a", None, vitrim.DataSpec("b", labels=False)), "labels of DataSpec"),
-        (lambda: vitrim.evaluate("a", None, "b", out=vitrim.Results("c", preprocess=True)), "preprocess of Results"),
-        (lambda: vitrim.profile(vitrim.ModelSpec("a", device="cuda")), "device of ModelSpec"),
-        (lambda: vitrim.export(vitrim.ModelSpec("a", device="cuda"), None, "b.onnx"), "device of ModelSpec"),
-        (lambda: vitrim.show("a", "tome:r=1", "b", out=vitrim.Results("c", resume=True)), "resume of Results"),
-        (lambda: vitrim.tune("a", "tome", vitrim.DataSpec("b", few=True), target="macs=0.5"), "few of DataSpec"),
-        (lambda: vitrim.optimize("a", vitrim.DataSpec("b", workers=2)), "workers of DataSpec"),
-        (lambda: vitrim.analyze("a", (), "b", out=vitrim.Results("c", resume=True)), "resume of Results"),
+        (lambda: vitrim.bench(vitrim.ScoredModel("a"), "tome:r=1"), "dtype"),
+        (lambda: vitrim.bench("a", "tome:r=1", vitrim.ScoredData("b")), "task"),
+        (lambda: vitrim.compare(vitrim.ScoredModel("a"), "tome:r=1", "c"), "dtype"),
+        (lambda: vitrim.evaluate("a", None, vitrim.JudgedData("b")), "labels"),
+        (lambda: vitrim.evaluate("a", None, "b", out=vitrim.FileResults("c")), "preprocess"),
+        (lambda: vitrim.profile(vitrim.PlacedModel("a")), "device"),
+        (lambda: vitrim.profile(["a", vitrim.PlacedModel("a")]), "device"),
+        (lambda: vitrim.export(vitrim.PlacedModel("a"), None, "b.onnx"), "device"),
+        (lambda: vitrim.show("a", "tome:r=1", "b", out=vitrim.Results("c")), "resume"),
+        (lambda: vitrim.tune("a", "tome", vitrim.JudgedData("b"), target="macs=0.5"), "labels"),
+        (lambda: vitrim.optimize("a", vitrim.ScoredData("b")), "task"),
+        (lambda: vitrim.analyze("a", (), "b", out=vitrim.Results("c")), "resume"),
     ],
 )
-def test_what_a_function_does_not_read_is_refused(call: Any, message: str) -> None:
-    with pytest.raises(VitrimError, match=f"^{message}.*: leave it out; read are "):
+def test_an_object_with_fields_that_a_function_does_not_read_is_refused(call: Any, unread: str) -> None:
+    with pytest.raises(
+        VitrimError, match=f"unknown option of [A-Z]\\w+ '{unread}'|must be .*a Pictures|must be .*a \\w*Results"
+    ):
         call()

@@ -14,9 +14,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrim"
 ROOMS = (
-    "version", "errors", "files", "report", "progress", "core", "plain", "style", "methods", "selectors", "data",
-    "tasks", "weights", "models", "hosts", "loading", "engines", "measure", "plots", "training", "analysis",
-    "tuning", "serving", "app", "", "cli", "__main__",
+    "version", "errors", "checked", "files", "report", "results", "progress", "core", "plain", "style", "methods",
+    "selectors", "data", "tasks", "weights", "models", "hosts", "loading", "engines", "measure", "plots", "training",
+    "analysis", "tuning", "serving", "app", "", "cli", "__main__",
 )  # fmt: skip
 """From the ground up. Without a name: the package itself, whose public names are those of rooms far below."""
 

@@ -37,8 +37,8 @@ from vitrim import loading
 from vitrim.core.saving import REDUCERS_FILE
 from vitrim.data import DataError, eval_transform
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.loading import ModelSpec, create_model, load_run
-from vitrim.measure.inputs import DataSpec, open_data
+from vitrim.loading import ModelSpec, PlacedModel, ScoredModel, create_model, load_run
+from vitrim.measure.inputs import ScoredData, open_data
 from vitrim.measure.task_data import open_task
 from vitrim.weights import holds_encoder, load_checkpoint, load_encoder, load_host
 
@@ -380,7 +380,7 @@ def test_an_option_that_the_config_does_not_have(folder: Path) -> None:
 
 def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingPackageError, match=r"models of transformers need .*: pip install 'vitrim\[hf\]'"):
+    with pytest.raises(MissingPackageError, match=r"a model of transformers needs .*: pip install 'vitrim\[hf\]'"):
         loading.hf_model("some/name", False, {})
 
 
@@ -508,7 +508,7 @@ def test_options_that_are_given_beat_those_of_a_recipe(finished: Path, images: P
     for more, wanted in ((None, ["a", "b", "c", "d"]), (given, ["w", "x", "y", "z"])):
         assert open_data(images, options=more, model=name).class_names == wanted
         assert (
-            open_task(loaded, DataSpec(images, options=more, protocol={"flip": False, "size": None}))[1].class_names
+            open_task(loaded, ScoredData(images, options=more, protocol={"flip": False, "size": None}))[1].class_names
             == wanted
         )
     assert not load_run(finished).dynamic_img_size
@@ -553,7 +553,7 @@ def test_a_seed_says_what_random_weights_are_and_leaves_the_user_s_generator_alo
 
 
 def test_the_device_that_is_asked_for_comes_before_that_of_the_description() -> None:
-    spec = ModelSpec("test_vit", options={"img_size": 16, "depth": 1}, device="meta")
+    spec = PlacedModel("test_vit", options={"img_size": 16, "depth": 1}, device="meta")
     assert next(spec.load().model.parameters()).is_meta
     model = spec.load("cpu").model
     assert not next(model.parameters()).is_meta
@@ -564,13 +564,13 @@ def test_options_of_a_list_are_those_of_its_names() -> None:
     """A module in it is there already: only device and precision are for it, too."""
     module = torch.nn.Linear(2, 2)
     own = ModelSpec("other", pretrained=True)
-    spec = ModelSpec(
+    spec = ScoredModel(
         ["test_vit", module, own], options={"depth": 1}, seed=3, device="meta", dtype="bf16", pretrained=True
     )
-    named, given, described = ModelSpec.each(spec)
+    named, given, described = ScoredModel.each(spec)
     assert named == dataclasses.replace(spec, model="test_vit")
-    assert given == ModelSpec(module, device="meta", dtype="bf16")
-    assert described is own
+    assert given == ScoredModel(module, device="meta", dtype="bf16")
+    assert described == ScoredModel.of(own)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pth", ".json"])

@@ -64,7 +64,7 @@ def of_streets(model: nn.Module, name: str) -> None:
     source = REAL_IMAGES / "camvid-test.parquet"
     dataset = load_data(source, task="segmentation", **recipe.data_options)
     dataset.transform = task.eval_transform(geometry_of(model))
-    (dense,) = evaluate(model, [], vitrim.DataSpec(read(dataset, 1, limit=12, collate=task.collate), task=task)).rows
+    (dense,) = evaluate(model, [], vitrim.ScoredData(read(dataset, 1, limit=12, collate=task.collate), task=task)).rows
     # 12 of 233 images, whose accuracies spread by 6 points
     assert abs(100 * dense["aAcc"] - reached(name)["test"]["aAcc"]) < 6
 

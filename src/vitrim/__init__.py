@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vitrim.engines.writing import FileSpec
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
-    from vitrim.loading import ModelSpec, create_model
+    from vitrim.loading import ModelSpec, PlacedModel, ScoredModel, create_model
     from vitrim.measure.bench import bench
     from vitrim.measure.compare import compare
     from vitrim.measure.evaluation import evaluate
@@ -54,10 +54,11 @@ if TYPE_CHECKING:
     from vitrim.measure.latency import Budget
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
-    from vitrim.report import Report, Results
+    from vitrim.report import Report
+    from vitrim.results import FileResults, Pictures, Results, ScoredResults
     from vitrim.training.running import Running
     from vitrim.training.train import train
-    from vitrim.tuning.optimize import optimize
+    from vitrim.tuning.optimize import JudgedData, optimize
     from vitrim.tuning.search import SearchSpec
     from vitrim.tuning.tune import train_grid, tune, tune_grid
 
@@ -67,10 +68,12 @@ __all__ = [
     "Budget",
     "DataSpec",
     "Exported",
+    "FileResults",
     "FileSpec",
     "Hard",
     "Host",
     "HostFacts",
+    "JudgedData",
     "Keep",
     "Layer",
     "Library",
@@ -79,6 +82,8 @@ __all__ = [
     "Needs",
     "OwnBlock",
     "OwnHost",
+    "Pictures",
+    "PlacedModel",
     "Prompt",
     "ReducedBlock",
     "Reducer",
@@ -88,6 +93,9 @@ __all__ = [
     "Report",
     "Results",
     "Running",
+    "ScoredData",
+    "ScoredModel",
+    "ScoredResults",
     "ScorerReducer",
     "SearchSpec",
     "Selector",
@@ -155,19 +163,20 @@ _NAMES = {
     "vitrim.engines.writing": ("FileSpec",),
     "vitrim.measure.export": ("export",),
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
-    "vitrim.loading": ("ModelSpec", "create_model"),
+    "vitrim.loading": ("ModelSpec", "PlacedModel", "ScoredModel", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),
-    "vitrim.measure.inputs": ("DataSpec", "open_data"),
+    "vitrim.measure.inputs": ("DataSpec", "ScoredData", "open_data"),
     "vitrim.measure.latency": ("Budget",),
     "vitrim.engines.prefill": ("Prompt",),
     "vitrim.measure.profile": ("profile",),
     "vitrim.plots.show": ("show",),
-    "vitrim.report": ("Report", "Results"),
+    "vitrim.report": ("Report",),
+    "vitrim.results": ("FileResults", "Pictures", "Results", "ScoredResults"),
     "vitrim.measure.bench": ("bench",),
     "vitrim.measure.compare": ("compare",),
     "vitrim.training.running": ("Running",),
     "vitrim.training.train": ("train",),
-    "vitrim.tuning.optimize": ("optimize",),
+    "vitrim.tuning.optimize": ("JudgedData", "optimize"),
     "vitrim.tuning.search": ("SearchSpec",),
     "vitrim.tuning.tune": ("train_grid", "tune", "tune_grid"),
 }

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 LONGEST_LINE = 500
 """Most characters of a message."""
@@ -57,7 +54,7 @@ EXTRAS = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
     **dict.fromkeys(("optuna", "greenlet"), "tune"),
-    **dict.fromkeys(("datasets", "PIL"), "data"),
+    **dict.fromkeys(("datasets", "PIL", "pyarrow"), "data"),
     **dict.fromkeys(("torchvision", "pycocotools"), "dense"),
     "transformers": "hf",
     "open_clip": "clip",
@@ -76,7 +73,7 @@ def check_installed(what: str, *packages: str, extra: str | None = None) -> None
 
     Args:
         what: the beginning of the message: what needs them.
-        packages: names of modules in `EXTRAS`.
+        packages: names of modules; one that is not in `EXTRAS` is installed by itself.
         extra: to install, if it is another one.
 
     Raises:
@@ -87,7 +84,8 @@ def check_installed(what: str, *packages: str, extra: str | None = None) -> None
     """
     missing = next((package for package in packages if find_spec(package) is None), None)
     if missing is not None:
-        install = f"pip install 'vitrim[{extra or EXTRAS[missing]}]'"
+        extra = extra or EXTRAS.get(missing)
+        install = f"pip install {missing}" if extra is None else f"pip install 'vitrim[{extra}]'"
         raise MissingPackageError(f"{what} needs the package '{missing}': {install}")
 
 
@@ -110,74 +108,6 @@ class DataError(VitrimError):
 
 class ReductionWarning(UserWarning):
     """The reduction does less than requested; the message describes the difference."""
-
-
-def check_whole(**given: tuple[object, int]) -> None:
-    """Refuse a value that is no integer or is below its minimum; None is a default.
-
-    Args:
-        given: by name, the value and its minimum.
-
-    Raises:
-        VitrimError: names the first wrong value.
-
-    Example:
-        >>> check_whole(batch_size=(8, 1), limit=(None, 1))
-        >>> check_whole(batch_size=(0, 1))
-        Traceback (most recent call last):
-        vitrim.errors.VitrimError: batch_size is a whole number of at least 1, not 0
-    """
-    for name, (value, least) in given.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise VitrimError(f"{name} is a whole number of at least {least}, not {value!r:.60}")
-
-
-TEXT, PATH = (str, "a text"), (str | Path, "a path")
-OPTIONS = (Mapping, "a dict of options by name")
-KINDS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("split", "image_column", "label_column", "dtype", "to", "precision", "name"), TEXT),
-    **dict.fromkeys(("checkpoint", "learned", "out", "decisions", "predictions", "figure"), PATH),
-    **dict.fromkeys(("data_options", "model_options", "protocol"), OPTIONS),
-    **dict.fromkeys(("on_progress", "on_report"), (Callable, "a function")),
-    **dict.fromkeys(("minutes", "min_rounds", "min_seconds", "max_rounds", "warmup_rounds"), (int | float, "a number")),
-    **dict.fromkeys(("blocks", "class_names"), (list | tuple | range, "a list")),
-}
-"""Types of common arguments, and their names in messages."""
-
-
-def check_kinds(**given: object) -> None:
-    """Refuse arguments whose type is not the one in `KINDS`; None is a default.
-
-    Raises:
-        VitrimError: names the first wrong argument.
-
-    Example:
-        >>> check_kinds(split="test", model_options=None)
-        >>> check_kinds(data_options=5)
-        Traceback (most recent call last):
-        vitrim.errors.VitrimError: data_options is a dict of options by name, not 5
-    """
-    for name, value in given.items():
-        kind, words = KINDS[name]
-        if value is not None and not isinstance(value, kind):
-            raise VitrimError(f"{name} is {words}, not {value!r:.60}")
-
-
-def check_read(given: Any, read: Collection[str]) -> None:
-    """Refuse a description whose caller set a field without effect.
-
-    Args:
-        given: a dataclass with a default for every field except the first.
-        read: the names of the fields that have an effect, besides the first.
-
-    Raises:
-        VitrimError: names the field and those that have an effect.
-    """
-    for field in fields(given)[1:]:
-        value = getattr(given, field.name)
-        if field.name not in read and value != field.default and value != {}:
-            name = type(given).__name__
-            raise VitrimError(f"{field.name} of {name} has no effect here: leave it out; read are {', '.join(read)}")
 
 
 def check_known(what: str, given: object, valid: Collection[str]) -> None:
@@ -219,45 +149,6 @@ def nearest(given: str, names: Iterable[str]) -> str | None:
     longer = [name for name in spelled if len(given) > 1 and name.startswith(given.lower())]
     near = [min(longer, key=len)] if longer else difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.5)
     return spelled[near[0]] if near else None
-
-
-PLAIN = (
-    (
-        r"a valid integer(, (unable to parse string as an|got a number with a fractional).*?(integer|part))?",
-        "a whole number",
-    ),
-    (r"a valid number(, unable to parse string as a number)?", "a number"),
-    (r"a valid boolean(, unable to interpret input)?", "true or false"),
-    (r"a valid string", "a text"),
-    (r"a valid (dictionary|mapping)", "options by name"),
-    (r"a valid (list|tuple|array)", "a list"),
-    (r"a finite number", "a finite number"),
-    (r"greater than or equal to ", "at least "),
-    (r"less than or equal to ", "at most "),
-    (r"greater than ", "above "),
-    (r"less than ", "below "),
-    (r"", ""),
-)
-"""Endings of pydantic's "Input should be ...", and our words for them; the first match counts."""
-LENGTH = re.compile(r"\w+ should have (at least|at most) (\d+) items? after validation, not (\w+)")
-"""Pydantic's message for a list that is too short or too long."""
-
-
-def plain(message: str) -> str:
-    """A message of pydantic in our words.
-
-    Example:
-        >>> plain("tome: r=x: Input should be a valid integer, unable to parse string as an integer")
-        'tome: r=x: must be a whole number'
-        >>> plain("epochs: Input should be greater than 0"), plain("rule: Input should be 'ceil' or 'floor'")
-        ('epochs: must be above 0', "rule: must be 'ceil' or 'floor'")
-    """
-    message = LENGTH.sub(r"must have \1 \2 entries, not \3", message)
-    for ending, own in PLAIN:
-        found = re.search(f"Input should be {ending}", message)
-        if found is not None:
-            return plain(message[: found.start()] + f"must be {own}" + message[found.end() :])
-    return message
 
 
 WHERE = re.compile(r"(Exception from|Check '.*' failed at) \S+:\d+:")

@@ -27,21 +27,6 @@ DEVICES = Path("/dev")
 """A system folder; a new file in it would be lost at a restart."""
 
 
-def as_path(given: str | os.PathLike[str]) -> Path:
-    """The argument as a path.
-
-    Raises:
-        VitrimError: it is neither a string nor a path.
-
-    Example:
-        >>> as_path("m.onnx").name
-        'm.onnx'
-    """
-    if not isinstance(given, str | os.PathLike):
-        raise VitrimError(f"expected a path, got {type(given).__name__}")
-    return Path(given)
-
-
 def safe_name(text: str, signs: str) -> str:
     """A text as a file name: letters, digits and ``signs`` stay; a long name ends in a checksum.
 

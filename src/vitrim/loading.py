@@ -12,16 +12,16 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import yaml
 
-from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, first_line, unknown
-from vitrim.files import as_path
+from vitrim.checked import Refined, Seed, checked, one_line_of
+from vitrim.errors import VitrimError, check_installed, check_known, first_line, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -324,7 +324,7 @@ def model_modules() -> dict[str, tuple[str, ...]]:
 
 def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """A model of torchvision, with the transform of its default weights as `eval_transform`."""
-    models = _import("torchvision.models", "torchvision")
+    models = _import("torchvision.models")
     if name not in models.list_models():
         raise unknown("model of torchvision", name, models.list_models(include="vit*"))
     weights = models.get_model_weights(name).DEFAULT
@@ -350,7 +350,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """A Hugging Face model: from the folder ``name``, with its weights if it has any, or by its name on the Hub."""
     import torch
 
-    transformers = _import("transformers", "hf")
+    transformers = _import("transformers")
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or name.startswith(("./", "../", "~"))):
         raise VitrimError(f"no folder {name}; write hf: and a folder with config.json, or a name on the Hub")
@@ -392,7 +392,7 @@ def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """
     import torch
 
-    open_clip = _import("open_clip", "clip")
+    open_clip = _import("open_clip")
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / OPEN_CLIP_CONFIG).is_file():
@@ -490,7 +490,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     from vitrim.models.references import class_names
     from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE, load_checkpoint, load_host
 
-    folder = as_path(folder)
+    folder = Path(folder)
     for name in (WEIGHTS_FILE, RECIPE, RESULT):
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
@@ -537,10 +537,8 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
         >>> protocol.size, protocol.flip, options["ignore"]
         (320, True, 11)
     """
-    from pydantic import ValidationError
-
     from vitrim.models.references import folder
-    from vitrim.tasks.options import Protocol, invalid
+    from vitrim.tasks.options import Protocol
     from vitrim.weights import RECIPE
 
     library, _, name = model.partition(":")
@@ -550,13 +548,10 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
     protocol, options = recipe.get("protocol", {}), recipe.get("data_options") or {}
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise VitrimError(f"{RECIPE} of {model}: its data_options are options by name")
-    source = RECIPE
-    try:
+    with one_line_of(f"{RECIPE} of {model}: protocol", Protocol):
         made = Protocol.model_validate(protocol)
-        source = "--protocol"
+    with one_line_of("protocol", Protocol):
         return Protocol.model_validate({**made.model_dump(), **(changes or {})}), options
-    except ValidationError as error:
-        raise invalid(source, error, Protocol, inside=("protocol",)) from None
 
 
 def has_weights(folder: Path) -> bool:
@@ -566,15 +561,10 @@ def has_weights(folder: Path) -> bool:
     return any((folder / file).is_file() for file in HF_WEIGHTS)
 
 
-def _import(module: str, extra: str) -> Any:
+def _import(module: str) -> Any:
     package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != package:  # installed, but a dependency is missing
-            raise
-        install = f"'vitrim[{extra}]'" if extra != package else package
-        raise MissingPackageError(f"models of {package} need that package: pip install {install}") from error
+    check_installed(f"a model of {package}", package)
+    return importlib.import_module(module)
 
 
 LIBRARIES: dict[str, Creator] = {
@@ -612,21 +602,13 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
     return folder if library in ("hf", "open_clip") and has_weights(Path(folder).expanduser()) else "random"
 
 
-MADE = ("pretrained", "checkpoint", "options", "seed")
-"""The fields of a `ModelSpec` that every function reads."""
-
-
-@dataclass(frozen=True)
-class ModelSpec:
+@checked
+class ModelSpec(Refined):
     """A model, or its name with the options to create it.
 
     Attributes:
         model: a module, a name, or an exported file.
         pretrained, checkpoint, options: as of `create_model`; only with a name.
-        device: of the created model, or of a copy of a module; None: the CPU, or the module's device.
-        dtype: of parameters and images, fp32 or bf16; None: fp32, or the module's dtype.
-        learned: folder of a saved reduction (`vitrim.Reduction.save`) with learned parameters for methods of its
-            name; None: the run of the model.
         seed: of random weights of a named model; None: torch's generator.
 
     Raises:
@@ -637,32 +619,21 @@ class ModelSpec:
     pretrained: bool = False
     checkpoint: str | Path | None = None
     options: Mapping[str, Any] | None = None
-    device: str | torch.device | None = None
-    dtype: str | torch.dtype | None = None
-    learned: str | Path | None = None
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        check_kinds(checkpoint=self.checkpoint, model_options=self.options, learned=self.learned)
+    seed: Seed | None = None
 
     @classmethod
-    def of(cls, model: Any) -> ModelSpec:
-        """The description of a model; a `ModelSpec` is returned unchanged."""
-        return model if isinstance(model, cls) else cls(model)
-
-    @classmethod
-    def each(cls, models: Any) -> list[ModelSpec]:
+    def each(cls, models: Any) -> list[Self]:
         """The descriptions of one or several models; the options of a description of a list apply to all of them.
 
         Raises:
             VitrimError: no model, or one checkpoint for several.
         """
-        spec = models if isinstance(models, cls) else cls(models)
+        spec = cls.of(models)
         if not isinstance(spec.model, list | tuple):
             return [spec]
-        named, given = replace(spec, model=""), cls("", device=spec.device, dtype=spec.dtype)
+        given = replace(spec, pretrained=False, checkpoint=None, options=None, seed=None)
         found = [
-            one if isinstance(one, cls) else replace(named if isinstance(one, str) else given, model=one)
+            cls.of(one) if isinstance(one, Refined) else replace(spec if isinstance(one, str) else given, model=one)
             for one in spec.model
         ]
         if not found:
@@ -708,7 +679,7 @@ class ModelSpec:
             with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
                 if self.seed is not None:
                     torch.default_generator.manual_seed(self.seed)
-                place = device or self.device or "cpu"
+                place = device or getattr(self, "device", None) or "cpu"
                 made: Any = create_model(self.model, **how, options=dict(self.options or {}), device=place)
             return Loaded(taking_images(made), *made.vitrim_origin[:4])
         model = getattr(self.model, "_orig_mod", self.model)
@@ -723,6 +694,35 @@ class ModelSpec:
         same = origin.weights != "random" and origin.edits == _edits(model)
         weights, learned = (origin.weights, origin.learned) if same else ("given", None)
         return Loaded(taking_images(model), origin.name, weights, origin.options, learned)
+
+
+@checked
+class PlacedModel(ModelSpec):
+    """A model, and where it runs.
+
+    Attributes:
+        device: of the created model, or of a copy of a module; None: the CPU, or the module's device.
+    """
+
+    device: Any = None
+
+
+@checked
+class ScoredModel(PlacedModel):
+    """A model, and what it is scored with.
+
+    Attributes:
+        dtype: of parameters and images, fp32 or bf16, or torch's; None: fp32, or the module's dtype.
+        learned: folder of a saved reduction (`vitrim.Reduction.save`) with learned parameters for methods of its
+            name; None: the run of the model.
+    """
+
+    dtype: Any = None
+    learned: str | Path | None = None
+
+    def load(self, device: str | torch.device | None = None) -> Loaded:
+        loaded = super().load(device)
+        return loaded if self.learned is None else loaded._replace(learned=Path(self.learned))
 
 
 class Loaded(NamedTuple):

@@ -18,52 +18,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vitrim.errors import VitrimError, check_kinds
 from vitrim.files import csv_text, json_text, write_text
 
 DENSE = "dense"
 """The method in rows of the unreduced model."""
 WIDTH = 120
 """Columns of text without a terminal: in a pipe, a file or a string."""
-
-
-@dataclass(frozen=True)
-class Results:
-    """The output of a function; a folder alone suffices in most cases.
-
-    Attributes:
-        folder: for all output; None: write nothing.
-        resume: continue from the partial results in the folder.
-        formats: of pictures: png, svg; a list, or a string with commas.
-        decisions: of `vitrim.evaluate`: a folder for the decisions about every token, a file per method.
-        predictions: of `vitrim.evaluate`: a file, .csv or .parquet, with a row per image.
-        preprocess: of `vitrim.optimize`: the file takes pixels, (B, H, W, C) uint8.
-
-    Raises:
-        VitrimError: a value of a wrong type, or ``resume`` without a folder.
-    """
-
-    folder: str | Path | None = None
-    resume: bool = False
-    formats: str | Sequence[str] = ("png",)
-    decisions: str | Path | None = None
-    predictions: str | Path | None = None
-    preprocess: bool = False
-
-    def __post_init__(self) -> None:
-        check_kinds(out=self.folder, decisions=self.decisions, predictions=self.predictions)
-        if self.resume and self.folder is None:
-            raise VitrimError("resume goes on from what a folder holds, and none is given: give out (--out) too")
-
-    @classmethod
-    def of(cls, out: str | Path | Results | None) -> Results:
-        """A `Results` of a folder; a `Results` is returned unchanged."""
-        return out if isinstance(out, Results) else cls(out)
-
-    @property
-    def path(self) -> Path | None:
-        """The folder."""
-        return None if self.folder is None else Path(self.folder)
 
 
 @dataclass(frozen=True)

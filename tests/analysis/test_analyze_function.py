@@ -20,9 +20,9 @@ from vitrim.analysis.analyze import analyze, analyze_records, compare_analyses
 from vitrim.analysis.record import Record
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
-from vitrim.loading import ModelSpec
+from vitrim.loading import ModelSpec, PlacedModel, ScoredModel
 from vitrim.measure.run import Measurement
-from vitrim.report import Report, Results
+from vitrim.report import Report
 
 IMAGES = 10
 
@@ -58,7 +58,7 @@ def report(model: nn.Module, images: ImageDataset, tmp_path_factory: pytest.Temp
     return analyze(
         model,
         ["topk:keep_rate=0.5", vitrim.ToMe(r=2)],
-        vitrim.DataSpec(images, batch_size=4),
+        vitrim.ScoredData(images, batch_size=4),
         out=out,
         only="counts,depth",
     )
@@ -67,7 +67,7 @@ def report(model: nn.Module, images: ImageDataset, tmp_path_factory: pytest.Temp
 @pytest.mark.slow
 def test_a_model_is_left_as_it_was(model: nn.Module, report: Report, images: ImageDataset, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    analyze(vitrim.ModelSpec(model, dtype="bf16"), "topk", images, out=tmp_path, only=["counts"])
+    analyze(vitrim.ScoredModel(model, dtype="bf16"), "topk", images, out=tmp_path, only=["counts"])
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -121,7 +121,7 @@ def test_two_models_are_compared(model: nn.Module, images: ImageDataset, tmp_pat
     found = analyze(
         [model, "vit_tiny_patch16_224"],
         (),
-        vitrim.DataSpec(images, limit=4, batch_size=3),
+        vitrim.ScoredData(images, limit=4, batch_size=3),
         out=tmp_path / "two",
         only="counts",
         on_progress=lambda *numbers: seen.append(numbers),
@@ -150,7 +150,12 @@ def test_what_was_gathered_is_kept(
     kept: list[Report] = []
     with pytest.raises(VitrimError, match="out of memory at this batch size; what was gathered is kept"):
         analyze(
-            model, "tome:r=2", vitrim.DataSpec(images, batch_size=4), out=tmp_path, only="counts", on_report=kept.append
+            model,
+            "tome:r=2",
+            vitrim.ScoredData(images, batch_size=4),
+            out=tmp_path,
+            only="counts",
+            on_report=kept.append,
         )
     assert [row["images"] for row in kept[0].rows] == [4] * 12
     assert kept[0].facts["complete"] is False
@@ -164,7 +169,6 @@ def test_what_was_gathered_is_kept(
     [
         ({"methods": ["tome:r=2", "tome:r=2"]}, "method tome:r=2 is given twice"),
         ({"methods": "tome:r=x"}, "r"),
-        ({"model": ModelSpec("test_vit", dtype="fp8")}, "unknown dtype 'fp8'"),
         ({"only": "depths"}, "unknown family 'depths'"),
         (
             {"only": ["counts"], "sizes": (64,)},
@@ -175,36 +179,27 @@ def test_what_was_gathered_is_kept(
             "blocks are those of the families attention and router, which run only if they are named",
         ),
         ({"only": "router", "blocks": (0, 6)}, "there is no block 6 to draw; valid: 0 to 5"),
-        ({"formats": "jpg"}, "unknown format 'jpg'"),
-        ({"formats": ()}, "unknown format"),
-        ({"model": ModelSpec("test_vit", device="nowhere")}, "unknown device 'nowhere'"),
-        ({"model": 3}, "expected a model or its name"),
+        ({"model": PlacedModel("test_vit", device="nowhere")}, "unknown device 'nowhere'"),
+        ({"model": 3}, "models=3: must be a torch.nn.Module"),
         ({"model": ["test_vit", "test_vit"]}, "model test_vit is given twice"),
         ({"model": ModelSpec(["test_vit", "vit_tiny_patch16_224"], checkpoint="x")}, "weights of one model; 2 models"),
         ({"model": []}, "name at least one model"),
         ({"data": "none"}, "none"),
         ({"data": 5}, "expected a source of images or a dataset of vitrim.data, got int"),
-        ({"methods": 5}, "expected methods such as"),
-        ({"out": 5}, "out is a path, not 5"),
-        ({"out": None}, "out is a folder, not None"),
-        ({"only": 5}, "only is a text with commas or a list of families, not 5"),
-        ({"only": [5]}, "only is a text with commas or a list of families, not \\[5\\]"),
-        ({"formats": 5}, "formats is a text with commas or a list of formats, not 5"),
-        ({"only": "throughput", "sizes": "64"}, "sizes is a list of whole numbers of pixels, not '64'"),
-        ({"only": "throughput", "sizes": 64}, "sizes is a list of whole numbers of pixels, not 64"),
-        ({"only": "throughput", "sizes": ["a"]}, "sizes is a list of whole numbers of pixels, not"),
-        ({"seed": "x"}, "seed is a whole number, not 'x'"),
-        ({"model": ModelSpec("test_vit", dtype=[])}, "dtype is a text, not"),
-        ({"model": ModelSpec("test_vit", device=5)}, "unknown device '5'"),
-        ({"on_progress": 5}, "on_progress is a function, not 5"),
+        ({"methods": 5}, "methods=5: must be a MethodConfig"),
+        ({"out": 5}, "out=5: must be a text, or a path"),
+        ({"out": None}, "out=null: must be a text, or a path"),
+        ({"only": 5}, "only=5: must be a text, or a list"),
+        ({"only": "throughput", "sizes": ["a"]}, "sizes=a: must be a whole number"),
+        ({"model": ScoredModel("test_vit", dtype="fp8")}, "unknown dtype 'fp8'"),
+        ({"model": PlacedModel("test_vit", device=5)}, "unknown device '5'"),
+        ({"on_progress": 5}, "on_progress=5: must be a function"),
     ],
 )
 def test_bad_input_writes_nothing(
     model: nn.Module, images: ImageDataset, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     given: dict[str, Any] = {"model": model, "methods": (), "data": images, "out": tmp_path / "new", **arguments}
-    if "formats" in given:
-        given["out"] = Results(tmp_path / "new", formats=given.pop("formats"))
     positional: Sequence[Any] = [given.pop(name) for name in ("model", "methods", "data")]
     with pytest.raises(VitrimError, match=message) as caught:
         analyze(*positional, **given)
@@ -238,8 +233,8 @@ def test_a_tower_is_scored_by_its_embeddings_and_its_records_keep_the_scores(
     torch.manual_seed(3)
     tower = timm.create_model("test_vit", img_size=64, num_classes=0).eval()
     methods = ["topk:keep_rate=0.5", "tome:r=2"]
-    found = analyze(tower, methods, vitrim.DataSpec(images, batch_size=4), out=tmp_path / "report", only="counts")
-    wanted = vitrim.evaluate(tower, methods, vitrim.DataSpec(images, batch_size=4)).rows
+    found = analyze(tower, methods, vitrim.ScoredData(images, batch_size=4), out=tmp_path / "report", only="counts")
+    wanted = vitrim.evaluate(tower, methods, vitrim.ScoredData(images, batch_size=4)).rows
     rows = list(found.tables[0].records())
     assert [row["method"] for row in rows] == ["dense", *methods]
     for row, own in zip(rows, wanted, strict=True):
@@ -254,7 +249,7 @@ def test_a_tower_is_scored_by_its_embeddings_and_its_records_keep_the_scores(
 
 def test_an_analysis_replaces_the_one_in_its_folder(model: nn.Module, images: ImageDataset, tmp_path: Path) -> None:
     """Its tables, arrays and figures go; other files stay."""
-    given = vitrim.DataSpec(images, batch_size=4)
+    given = vitrim.ScoredData(images, batch_size=4)
     analyze(model, "topk:keep_rate=0.5", given, out=tmp_path, only="counts,depth")
     for place in ("figures/old.png", "arrays/old.npz", "tables/mine.txt"):
         (tmp_path / place).parent.mkdir(exist_ok=True)

@@ -304,7 +304,7 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--from", "RECORD", "--out", "FULL"], "is not empty and holds no analysis"),
         (["--from", "RECORD", "--from", "OTHER", "--only", "patterns"], "was made on 11 other images"),
         ([*MODEL, "-m", "tome:r=x", "--data", "none"], "r"),
-        (["--from", "RECORD", "--format", "jpg"], "unknown format 'jpg'"),
+        (["--from", "RECORD", "--format", "jpg"], "formats=jpg: must be 'png' or 'svg'"),
         (["--from", "RECORD", "--device", "cuda"], "and runs no model: leave out --device"),
         (["--from", "RECORD", "--dtype", "bf16"], "and runs no model: leave out --dtype"),
         (["--from", "RECORD", "--threads", "2"], "and runs no model: leave out --threads"),

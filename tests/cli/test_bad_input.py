@@ -137,7 +137,7 @@ def test_data(run: Run, data: str, message: str) -> None:
         (["bench", "test_vit", "-m", "tome", "--split", "test"], "--split says which images to read, and none are"),
         (["profile", "test_vit", "-m", "atm", "--split", "test"], "--split says which images to read, and none are"),
         (["profile", "test_vit", "-m", "atm", "--image-column", "a"], "--image-column says which images to read"),
-        (["profile", "test_vit", "-m", "atm", "--images", "images", "--image-column", "a"], "and has no columns"),
+        (["profile", "test_vit", "-m", "atm", "--images", "images", "--image-column", "a"], "without columns"),
         (["bench", "test_vit", "-m", "tome", "--batch-size", "1", "8"], "unexpected extra argument"),
         (["env", "--json", "images"], "it is a folder"),
         (["profile", "test_vit", "--limit", "4"], "limit says how many images to run, and none are"),

@@ -181,7 +181,7 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
     [
         (["-m", "tomme"], "unknown method 'tomme'; did you mean 'tome'"),
         (["-m", "tome:r=1", "-m", "tome:r=1"], "method tome:r=1 is given twice"),
-        (["-m", "tome", "-b", "0"], "unexpected batch size '0'; valid batch sizes: whole numbers from 1"),
+        (["-m", "tome", "-b", "0"], "batch_size=0: must be at least 1"),
         (["-m", "tome", "-b", ","], "--batch-size is empty"),
         (["-m", "tome", "-b", ""], "--batch-size is empty"),
         (["-m", "tome", "-b", "9" * 26], "from 1 to 1048576"),

@@ -63,8 +63,8 @@ def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", "tome", "--at", "0"], "unexpected batch size '0'"),
-        (["-m", "tome", "--at", "many"], "unexpected batch size 'many'"),
+        (["-m", "tome", "--at", "0"], "at=0: must be at least 1"),
+        (["-m", "tome", "--at", "many"], "at=many: must be a whole number"),
         (["-m", "tome", "--at", ","], "--at is empty"),
         (["-m", "tome:r=2", "--at", "9"], "images has 8 images, too few for a batch of 9"),
         (["-m", "tome", "--engine", ""], "--engine is empty"),

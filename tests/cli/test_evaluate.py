@@ -22,7 +22,6 @@ from cli_runs import exit_code
 from vitrim import reduce_
 from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.errors import VitrimError
-from vitrim.loading import ModelSpec
 from vitrim.measure.decisions import Decisions
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.inputs import DataSpec
@@ -270,7 +269,7 @@ def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, c
         (["-m", "tome:r=2", "--model-option", "img_size=32"], "model option img_size is given twice"),
         (["-m", "tome:r=2", "--model-option", "num_heads=0"], "num_heads=0 must be a whole number from 1"),
         (["-m", "tome:r=2", "--seed", "9" * 23], "--seed"),
-        (["-m", "tome:r=2", "--label-column", "label"], "is a folder of images and has no columns"),
+        (["-m", "tome:r=2", "--label-column", "label"], "is a folder of images, without columns"),
         (["-m", "tome:r=2", "--data", "/no/such/place"], "/no/such/place does not exist: "),
         (["-m", "tome:r=2", "--model-option", "img_size"], "cannot read 'img_size': write key=value"),
         (["-m", "tome:r=2", "--checkpoint", "/no/weights.safetensors"], "no checkpoint at /no/weights.safetensors"),
@@ -558,10 +557,10 @@ def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tm
     report = evaluate(
         vitrim.ModelSpec(MODEL, options=options),
         methods,
-        vitrim.DataSpec(str(folder), batch_size=5),
+        vitrim.ScoredData(str(folder), batch_size=5),
         seed=3,
         on_progress=lambda images, of: seen.append((images, of)),
-        out=vitrim.Results(decisions=tmp_path / "b"),
+        out=vitrim.ScoredResults(decisions=tmp_path / "b"),
     )
     assert torch.equal(torch.get_rng_state(), before)
     assert json.loads(json.dumps(report.record)) == read(tmp_path / "out.json")
@@ -575,7 +574,7 @@ def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tm
     again = evaluate(
         vitrim.ModelSpec(MODEL, options=options),
         methods,
-        vitrim.DataSpec(folder, batch_size=5),
+        vitrim.ScoredData(folder, batch_size=5),
         seed=3,
         out=vitrim.Results(tmp_path / "kept", resume=True),
     )
@@ -612,7 +611,7 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
         evaluate(
             vitrim.ModelSpec(MODEL, options={"img_size": 64, "num_classes": 6}),
             "none",
-            vitrim.DataSpec(folder, batch_size=3),
+            vitrim.ScoredData(folder, batch_size=3),
             on_report=kept.append,
         )
     (report,) = kept
@@ -625,9 +624,9 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
     [
         ({"model": {"dtype": "fp31"}}, "unknown dtype 'fp31'"),
         ({"model": {"pretrained": True}}, "say how to create a model: give its name"),
-        ({"seed": -1}, "seed is a whole number of at least 0, not -1"),
-        ({"seed": 2**63}, r"seed is a whole number from 0 to 2\*\*63 - 1"),
-        ({"on_progress": 5}, "on_progress is a function, not 5"),
+        ({"seed": -1}, "seed=-1: must be at least 0"),
+        ({"seed": 2**63}, "seed=a number of 64 bits: must be below 9223372036854775808"),
+        ({"on_progress": 5}, "on_progress=5: must be a function"),
         (
             {"data": {"split": "test"}},
             "split, columns and data_options say how to read a source, and a dataset is given",
@@ -637,8 +636,8 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
 )
 def test_arguments_that_say_nothing_are_refused(folder, options, message):
     given = dict(options)
-    model = ModelSpec(timm.create_model(MODEL, img_size=64, num_classes=6), **given.pop("model", {}))
-    data = DataSpec(load_images(folder), **given.pop("data", {}))
+    model = vitrim.ScoredModel(timm.create_model(MODEL, img_size=64, num_classes=6), **given.pop("model", {}))
+    data = vitrim.ScoredData(load_images(folder), **given.pop("data", {}))
     with pytest.raises(VitrimError, match=message):
         evaluate(model, "none", data, **given)
 
@@ -653,6 +652,7 @@ def test_a_compiled_model_is_evaluated_as_the_model_in_it(folder):
     model = timm.create_model(MODEL, img_size=64, num_classes=6)
     compiled = torch.compile(model, backend="eager")
     rows = [
-        evaluate(one, "tome:r=2", vitrim.DataSpec(load_images(folder), batch_size=3)).rows for one in (model, compiled)
+        evaluate(one, "tome:r=2", vitrim.ScoredData(load_images(folder), batch_size=3)).rows
+        for one in (model, compiled)
     ]
     assert rows[0] == rows[1]

@@ -155,7 +155,7 @@ def test_images_that_only_name_the_classes_need_no_size(run: Run) -> None:
         (["--out", "m.txt"], "cannot tell the format of m.txt: end it in .onnx, .pt2, .xml, or say it with --to"),
         (["--out", "m.onnx", "--to", "pt2"], "a file of format pt2 ends in .pt2, and m.onnx does not"),
         (["--out", "m.onnx", "--to", "onx"], "unknown format 'onx'; did you mean 'onnx'?"),
-        (["--out", "images/a.onnx/m.onnx", "--opset", "9"], "opset=9 must be a whole number from 18 to 23"),
+        (["--out", "images/a.onnx/m.onnx", "--opset", "9"], "opset=9: must be at least 18"),
         (["--out", "images/a/0.png/m.onnx"], "images/a/0.png is a file"),
         (["--out", "/proc/m.onnx"], "cannot write"),
         (["--out", "m.onnx", "--batch", "0"], "unexpected --batch '0': write dynamic, or the only size of a batch"),

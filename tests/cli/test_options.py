@@ -15,7 +15,7 @@ from vitrim.cli.options import Compute, Data, Images, Machine, Model, flat
 from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec
-from vitrim.measure.inputs import DataSpec
+from vitrim.measure.inputs import ScoredData
 from vitrim.report import Report, Table
 
 
@@ -39,7 +39,7 @@ def test_a_command_gets_the_options_of_its_groups() -> None:
     assert model == Model(name="vit", pretrained=True, model_option=["depth=2"])
     assert model.spec(model.name) == ModelSpec("vit", pretrained=True, options={"depth": 2})
     assert data == Data(source="here", split="test", limit=3)
-    assert data.read(workers=2) == DataSpec("here", split="test", limit=3, workers=2, options={})
+    assert data.read(workers=2) == ScoredData("here", split="test", limit=3, workers=2, options={})
     assert machine == Machine(device="cpu", threads=None, seed=5)
     assert (output, more) == (Output(json=None), 2)
 

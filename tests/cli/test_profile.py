@@ -192,7 +192,10 @@ def test_checkpoint_is_named_and_checked(run: Run, tmp_path: Path) -> None:
         (["test_vit", "-m", "tome:R=3"], "unknown option of tome 'R'"),
         (["test_vit", "-m", "tome:r=-1"], "r must not be negative"),
         (["test_vit", "-m", "tome:r=90,strict=true"], "refused because strict=true"),
-        (["test_vit", "--convention", "no-atention"], "did you mean 'no-attention'? valid: all, no-attention, no-norm"),
+        (
+            ["test_vit", "--convention", "no-atention"],
+            "convention=no-atention: must be 'all', 'no-attention' or 'no-norm'",
+        ),
         (["test_vit", "--model-option", "img_size"], "write key=value"),
         (["test_vit", "test_vit2", "--checkpoint", "x.safetensors"], "the weights of one model; 2 models are given"),
         (["test_vit", "--pretrained", "--checkpoint", "x.safetensors"], "not both"),
@@ -281,12 +284,12 @@ def test_a_dataset_keeps_its_transform(folder: Path) -> None:
     ("models", "options", "message"),
     [
         ([], {}, "name at least one model"),
-        ("test_vit", {"convention": "some"}, "unknown convention 'some'"),
+        ("test_vit", {"convention": "some"}, "convention=some: must be 'all'"),
         ("test_vit", {"methods": ["tome:r=2", "tome:r=2"]}, "method tome:r=2 is given twice"),
-        (5, {}, "expected a model or its name, or a list of them, got 5"),
-        (["test_vit", 5], {}, "expected a model or its name"),
+        (5, {}, "models=5: must be a torch.nn.Module, or a text"),
+        (["test_vit", 5], {}, "models=5: must be a torch.nn.Module, or a text"),
         ("test_vit", {"images": 5}, "expected a source of images or a dataset"),
-        ("test_vit", {"seed": None}, "seed is a whole number from 0"),
+        ("test_vit", {"seed": None}, "seed=null: must be a whole number"),
         (
             "test_vit",
             {"images": vitrim.DataSpec(None, split="val")},

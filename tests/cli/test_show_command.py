@@ -83,7 +83,7 @@ def test_a_dataset(images: Path, run: Run, tmp_path: Path) -> None:
         (["IMAGES/note.txt", "-m", "topk"], "is no image by its name"),
         (["IMAGES/bee", "-m", "topk", "--blocks", "x"], "got 'x'"),
         (["IMAGES/bee", "-m", "topk", "--blocks", "6"], "block 6 is none of the model's, 0 to 5"),
-        (["IMAGES/bee", "-m", "topk", "--format", "jpg"], "unknown format 'jpg'"),
+        (["IMAGES/bee", "-m", "topk", "--format", "jpg"], "formats=jpg: must be 'png' or 'svg'"),
         (["IMAGES/bee", "-m", "topk", "--out", "IMAGES/note.txt"], "is a file"),
     ],
 )

@@ -88,7 +88,7 @@ def classes_of(model, pictures):
 def test_evaluate_counts_what_the_model_predicts(name, methods, data, pictures):
     model = made(name)
     first = classes_of(model, pictures)
-    (row,) = vitrim.evaluate(model, methods, vitrim.DataSpec(data, batch_size=3)).rows
+    (row,) = vitrim.evaluate(model, methods, vitrim.ScoredData(data, batch_size=3)).rows
     expected = np.mean([found == label for found, label in zip(first, LABELS, strict=True)])
     assert row["method"] == "dense"
     assert row["top1"] == expected

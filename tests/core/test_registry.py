@@ -64,21 +64,21 @@ def test_good_text(text: str, config: vitrim.MethodConfig) -> None:
         ("tome:r=", "cannot read 'r=' in 'tome:r='"),
         ("tome:=4", "cannot read '=4'"),
         ("tome:r=4,r=8", "'r' is given twice in 'tome:r=4,r=8'"),
-        ("tome:r=four", r"^tome: r=four: must be a whole number, or a list in brackets, e.g. \[1,2\]$"),
+        ("tome:r=four", r"^tome: r=four: must be a whole number, or a list in brackets$"),
         ("tome:r=true", "tome: r=true: must be a number or a word, not true or false"),
         ("tome:r=[4,true]", r"^tome: r=\[4,true\]: must be a number or a word, not true or false$"),
         ("topk:keep_rate=[0.5,1.5]", "^topk: keep_rate=1.5: must be at most 1$"),
         ("mctf:r=[-1,4]", "^mctf: r=-1: must be at least 0$"),
         ("TOME", "unknown method 'TOME'; did you mean 'tome'"),
-        ("tome:r=1.5", r"^tome: r=1.5: must be a whole number, or a list in brackets, e.g. \[1,2\]$"),
+        ("tome:r=1.5", r"^tome: r=1.5: must be a whole number, or a list in brackets$"),
         ("tome:r=[16,8", r"^tome: r=\[16,8: must be a whole number"),
         ("tome:r=[4,[2]]", r"^tome: r=\[2\]: must be a whole number$"),
         ("tome:r=4,keep_rate=0.5", "tome: .*either r .* or keep_rate"),
-        ("topk:keep_rate=0", r"^topk: keep_rate=0: must be above 0, or a list in brackets, e.g. \[0.7,0.5\]$"),
-        ("topk:keep_rate=7", r"^topk: keep_rate=7: must be at most 1, or a list in brackets, e.g. \[0.7,0.5\]$"),
+        ("topk:keep_rate=0", r"^topk: keep_rate=0: must be above 0, or a list in brackets$"),
+        ("topk:keep_rate=7", r"^topk: keep_rate=7: must be at most 1, or a list in brackets$"),
         ("topk:keep_rate=NaN", "topk: keep_rate=nan"),
         ("topk:rule=floor", "topk: rule=floor: must be 'ceil_current', 'floor_current'"),
-        ("topk:blocks=3", r"topk: blocks=3: must be a list in brackets, e.g. \[1,2\]"),
+        ("topk:blocks=3", r"topk: blocks=3: must be a list in brackets"),
         (
             "topk:rule=floor,keep_rate=2",
             "topk: .*keep_rate=2: .*; .*rule=floor: |topk: .*rule=floor: .*; keep_rate=2: ",
@@ -117,7 +117,7 @@ def test_long_text_is_refused_in_a_short_line(text: str, message: str) -> None:
 def test_a_number_that_python_does_not_write() -> None:
     for number in (10**400, -(10**400), 10**10_000):
         for options in ({"r": number}, {"r": [1, number]}, {"keep_rate": number}):
-            with pytest.raises(vitrim.VitrimError, match=r"a number of \d+ bits: must be below"):
+            with pytest.raises(vitrim.VitrimError, match=r"a number of \d+ bits\]?: must be below"):
                 make_method("tome", **options)
         with pytest.raises(vitrim.VitrimError, match="a number of"):
             vitrim.reduce_(tiny.HOSTS["vit"](), "tome:r=1").set(r=number)

@@ -230,7 +230,7 @@ def test_outlines_that_are_none(outline: Any, problem: str) -> None:
 def test_outlines_need_pycocotools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pycocotools", None)
     monkeypatch.setitem(__import__("sys").modules, "pycocotools.mask", None)
-    with pytest.raises(MissingPackageError, match=r"need the package 'pycocotools': pip install 'vitrim\[dense\]'$"):
+    with pytest.raises(MissingPackageError, match=r"needs the package 'pycocotools': pip install 'vitrim\[dense\]'$"):
         boxes([[SQUARE]], [[0]], outlines=[[OUTLINE]])
 
 

@@ -76,7 +76,7 @@ def test_trees_that_do_not_serve(tmp_path, files, split, message):
 
 
 def test_a_tree_has_no_columns(tmp_path):
-    with pytest.raises(DataError, match="name none for images or labels"):
+    with pytest.raises(DataError, match="leave out image_column"):
         load_images(write_tree(tmp_path, "a/0.png"), image_column="image")
 
 

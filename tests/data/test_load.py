@@ -1,6 +1,5 @@
 """Which reader a source is for."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from vitrim.data import (
 )
 from vitrim.data.load import hold_out
 from vitrim.data.readers import readers
+from vitrim.errors import VitrimError
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def test_the_rest_of_the_text_is_for_the_reader(echo):
 
 
 def test_options_that_a_reader_does_not_have(echo):
-    with pytest.raises(DataError, match=r"^echo has no option 'color'; valid: colour, image_column$"):
+    with pytest.raises(VitrimError, match=r"^unknown option of echo 'color'; did you mean 'colour'"):
         load_data("echo:x", color="blue")
-    with pytest.raises(DataError, match=r"^echo has no option 'label_column'; valid: colour, image_column$"):
+    with pytest.raises(VitrimError, match=r"^unknown option of echo 'label_column'"):
         load_data("echo:x", label_column="y")
-    with pytest.raises(DataError, match=r"^several has no option 'colour'; valid: none$"):
+    with pytest.raises(VitrimError, match=r"^unknown option of several 'colour'"):
         load_data("several:x", colour="blue")
     assert echo == []
 
@@ -60,26 +60,25 @@ def test_arguments_that_are_no_names(read, echo, tmp_path):
     for source in ("echo:x", folder, "hfds/owner/name"):
         for name in ("split", "image_column", "label_column"):
             for wrong in (5, ["train"], Path("train")):
-                with pytest.raises(DataError, match=rf"^{name} is a text, not {re.escape(repr(wrong))}$"):
+                with pytest.raises(VitrimError, match=rf"{name}=.*: must be a text$"):
                     read(source, **{name: wrong})
     for wrong in (None, 5, ["x"]):
-        valid = "valid: a path, or a text such as hfds/owner/name"
-        with pytest.raises(DataError, match=rf"^the images are {re.escape(repr(wrong))}; {valid}$"):
+        with pytest.raises(VitrimError, match=r"source=.*: must be a text, or a path$"):
             read(wrong)
     assert echo == []
 
 
 def test_options_that_are_no_options_in_one_line(tmp_path):
-    with pytest.raises(DataError, match=r"has no options \(data_options\): they are of readers"):
+    with pytest.raises(DataError, match=r"leave out data_options"):
         load_data(write_tree(tmp_path, "a/0.png"), data_options=5)
-    with pytest.raises(DataError, match=r"^nus_wide has no option 'data_options'; valid: empty_class$"):
+    with pytest.raises(VitrimError, match=r"^unknown option of nus_wide 'data_options'"):
         load_data("nus_wide:x", data_options=5)
-    with pytest.raises(DataError, match=r"^unknown task of data '5'; valid: "):
+    with pytest.raises(VitrimError, match="task=5: must be a text"):
         load_data(tmp_path, task=5)
 
 
 def test_other_sources_have_no_options(tmp_path):
-    with pytest.raises(DataError, match=r"has no options \(colour\): they are of readers"):
+    with pytest.raises(DataError, match=r"leave out colour"):
         load_data(write_tree(tmp_path, "a/0.png"), colour="blue")
 
 

@@ -592,9 +592,9 @@ def test_what_quantises_is_named_where_it_is_missing(
 ) -> None:
     write_noise(tmp_path / "images", 2)
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nncf" else find(name))
+    monkeypatch.setattr("vitrim.errors.find_spec", lambda name: None if name == "nncf" else find(name))
     before = sorted(tmp_path.rglob("*"))
-    message = r"^int8 needs nncf: pip install 'vitrim\[int8\]'$"
+    message = r"^int8 needs the package 'nncf': pip install 'vitrim\[int8\]'$"
     with pytest.raises(MissingPackageError, match=message):
         vitrim.export(
             model(depth=1),

@@ -63,7 +63,7 @@ def test_accuracy_is_that_of_every_model_alone(source: Path) -> None:
     from vitrim.data import eval_transform
 
     host = model()
-    report = compare(host, METHODS, vitrim.DataSpec(str(source), batch_size=3), at=2)
+    report = compare(host, METHODS, vitrim.ScoredData(str(source), batch_size=3), at=2)
     dataset = load_images(source)
     dataset.transform = eval_transform(host)
     images = torch.stack([dataset[place][0] for place in range(len(dataset))])
@@ -319,8 +319,8 @@ def test_bars_are_quartiles_of_the_time_and_the_standard_error_of_the_loss() -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"at": 0}, "unexpected batch size '0'"),
-        ({"at": ()}, "unexpected batch size ''"),
+        ({"at": 0}, "at=0: must be at least 1"),
+        ({"at": ()}, "at=.*at least 1 entries"),
         ({"at": 11}, "has 10 images, too few for a batch of 11"),
         ({"precision": "fp8"}, "unknown precision 'fp8'.* valid: bf16, fp16, fp32, int8"),
         ({"engine": "tensorrt"}, "unknown engine 'tensorrt'"),
@@ -340,7 +340,7 @@ def test_bad_input_is_refused_before_anything_runs(
     for name in ("Measurement", "Speeds"):
         monkeypatch.setattr(comparing, name, lambda *_, **__: pytest.fail("ran"))
     options = {"model": model(), "methods": METHODS, **given}
-    data = vitrim.DataSpec(str(source), task=options.pop("task", None))
+    data = vitrim.ScoredData(str(source), task=options.pop("task", None))
     with pytest.raises(VitrimError, match=message) as error:
         compare(data=data, **options)
     assert "\n" not in str(error.value)

@@ -103,10 +103,10 @@ def test_a_tower_is_evaluated_without_being_told_the_task() -> None:
 def test_a_classifier_has_an_embedding_too_if_it_is_asked_for() -> None:
     model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
     batches = [(torch.randn(4, 3, 32, 32), torch.tensor([0, 9, 0, 9]))]  # classes that the model does not have
-    assert vitrim.evaluate(model, "tome:r=2", vitrim.DataSpec(batches, task="embedding")).rows[1]["neighbours"] <= 1.0
+    assert vitrim.evaluate(model, "tome:r=2", vitrim.ScoredData(batches, task="embedding")).rows[1]["neighbours"] <= 1.0
     with pytest.raises(VitrimError, match="one image has no neighbours"):
         vitrim.evaluate(
-            model, "tome:r=2", vitrim.DataSpec([(torch.randn(1, 3, 32, 32), torch.tensor([0]))], task="embedding")
+            model, "tome:r=2", vitrim.ScoredData([(torch.randn(1, 3, 32, 32), torch.tensor([0]))], task="embedding")
         )
 
 

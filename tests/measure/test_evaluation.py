@@ -191,7 +191,7 @@ def test_every_host_form(host):
     batches = data(num_classes=5)
     if ask(model).tasks(model):  # evaluated in `hosts/transformers/test_hf_dense_tasks.py`
         with pytest.raises(VitrimError, match=r"unknown task of .*'classification'"):
-            evaluate(model, ["none"], vitrim.DataSpec(batches, task="classification"))
+            evaluate(model, ["none"], vitrim.ScoredData(batches, task="classification"))
         return
     if not ask(model).classifiers(model):
         if ask(model).num_classes(model) is None:
@@ -258,7 +258,7 @@ def test_every_batch_draws_anew():
 def test_dtype_is_that_of_the_computation_also_under_autocast():
     model = classifier()
     full = evaluate(model, ["tome:r=4", ATM], data())
-    half = evaluate(vitrim.ModelSpec(model, dtype=torch.bfloat16), ["tome:r=4", ATM], data())
+    half = evaluate(vitrim.ScoredModel(model, dtype=torch.bfloat16), ["tome:r=4", ATM], data())
     assert half[1]["cosine"] != full[1]["cosine"]
     assert half[1]["cosine"] == pytest.approx(full[1]["cosine"], abs=0.05)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -273,7 +273,7 @@ def test_dtype_is_that_of_the_computation_also_under_autocast():
 def test_the_model_is_left_as_it_was(dtype, training):
     model = classifier().train(training)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate(vitrim.ModelSpec(model, dtype=dtype), METHODS, data())
+    evaluate(vitrim.ScoredModel(model, dtype=dtype), METHODS, data())
     assert model.training is training
     assert list(model.state_dict()) == list(before)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -394,7 +394,7 @@ def test_the_total_of_a_process_is_its_share_of_the_images_rounded_up(monkeypatc
     evaluation.evaluate(
         model,
         "tome:r=2",
-        vitrim.DataSpec(ImageDataset([file.getvalue()] * 5, [0, 1, 0, 1, 0]), batch_size=2),
+        vitrim.ScoredData(ImageDataset([file.getvalue()] * 5, [0, 1, 0, 1, 0]), batch_size=2),
         on_progress=lambda images, of: seen.append((images, of)),
     )
     assert seen == [(2, 3), (3, 3)]

@@ -21,7 +21,7 @@ import vitrim
 from vitrim.data import ImageDataset
 from vitrim.engines.machine import environment
 from vitrim.errors import VitrimError
-from vitrim.loading import ModelSpec, create_model
+from vitrim.loading import ModelSpec, ScoredModel, create_model
 from vitrim.measure.identity import first_difference, identity
 from vitrim.measure.task_data import open_task
 from vitrim.tasks import make_task
@@ -199,7 +199,8 @@ def test_a_study_of_other_weights_labels_or_images_is_not_resumed(
     few = {"few": True} if command is optimized else {}
 
     def attempt(column: str = "a", seed: int = 0, resume: bool = True, **changes: Any) -> None:
-        images = vitrim.DataSpec(str(table), label_column=column, limit=90, **few)
+        kind = vitrim.JudgedData if few else vitrim.DataSpec
+        images = kind(str(table), label_column=column, limit=90, **few)
         command(model(seed, **changes), images, vitrim.Results(out, resume=resume))
 
     write(table, 0)
@@ -224,7 +225,7 @@ def test_an_evaluation_with_other_learned_parameters_is_not_resumed(tmp_path: Pa
     reduction.save(tmp_path / "learned")
 
     def attempt(*, resume: bool = True) -> None:
-        spec = ModelSpec(net, learned=tmp_path / "learned")
+        spec = ScoredModel(net, learned=tmp_path / "learned")
         vitrim.evaluate(spec, "dynamicvit:keep_rate=0.5", images, out=vitrim.Results(out, resume=resume))
 
     attempt(resume=False)
@@ -241,10 +242,10 @@ def test_an_evaluation_with_other_learned_parameters_is_not_resumed(tmp_path: Pa
 @pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
 @pytest.mark.filterwarnings("ignore:a loss of 1 point:UserWarning")
 def test_the_first_line_of_a_study_names_what_it_is_of(stopped: None, tmp_path: Path) -> None:
-    images = vitrim.DataSpec(data(), few=True)
+    images = vitrim.JudgedData(data(), few=True)
     with pytest.raises(Reached):
         optimized(model(), images, tmp_path)
     head = json.loads((tmp_path / "study.jsonl").read_text().splitlines()[0])["value"]
-    task, dataset = open_task(ModelSpec(model()).load(), images)
+    task, dataset = open_task(ModelSpec(model()).load(), images.source)
     assert head["content"] == identity(model(), task, dataset)
     assert head["environment"] == environment(dtype="fp32", seed=0)

@@ -63,7 +63,7 @@ def own_loop(file: vitrim.Exported, data: ImageDataset) -> np.ndarray:
 
 @pytest.mark.slow
 def test_a_file_alone_scores_as_a_loop_of_ones_own(file: vitrim.Exported, data: ImageDataset) -> None:
-    row = vitrim.evaluate(file, None, vitrim.DataSpec(data, batch_size=5)).rows[0]
+    row = vitrim.evaluate(file, None, vitrim.ScoredData(data, batch_size=5)).rows[0]
     right = own_loop(file, data).argmax(1) == np.array(data.labels)
     assert (row["method"], row["images"], row["top1"]) == (str(file.path), 13, right.mean())
     assert row["tokens_per_block"] == file.metadata["tokens_per_block"]
@@ -73,7 +73,7 @@ def test_a_file_alone_scores_as_a_loop_of_ones_own(file: vitrim.Exported, data: 
 def test_beside_its_model_with_the_error_of_the_difference(
     model: Any, file: vitrim.Exported, data: ImageDataset
 ) -> None:
-    report = vitrim.evaluate(model, ["tome:r=3", file], vitrim.DataSpec(data, batch_size=4))
+    report = vitrim.evaluate(model, ["tome:r=3", file], vitrim.ScoredData(data, batch_size=4))
     dense, reduced, own = report.rows
     loop = own_loop(file, data).argmax(1)
     transform = vitrim.data.eval_transform(model)
@@ -98,7 +98,7 @@ def test_a_file_for_a_batch_that_reads_bytes_scores_alike(model: Any, data: Imag
     made = vitrim.export(
         model, "tome:r=3", tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=4, preprocess=True)
     )
-    rows = vitrim.evaluate(model, ["tome:r=3", made], vitrim.DataSpec(data, batch_size=5)).rows
+    rows = vitrim.evaluate(model, ["tome:r=3", made], vitrim.ScoredData(data, batch_size=5)).rows
     assert rows[2]["top1"] == rows[1]["top1"]
     assert rows[2]["agreement"] == rows[1]["agreement"]
 
@@ -300,11 +300,11 @@ def test_a_files_promise_is_over_the_baseline() -> None:
 
 def test_logits_are_no_embedding(file: vitrim.Exported, data: ImageDataset) -> None:
     with pytest.raises(VitrimError, match="gives logits, and no embedding: export the model without its head"):
-        vitrim.evaluate(file, None, vitrim.DataSpec(data, task="embedding"))
+        vitrim.evaluate(file, None, vitrim.ScoredData(data, task="embedding"))
 
 
 def test_what_a_file_cannot_be_asked_for(file: vitrim.Exported, data: ImageDataset) -> None:
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is an exported file, and runs .*: leave tome:r=2 out$"):
         vitrim.evaluate(file, ["none", "tome:r=2"], data)
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is an exported file, in a precision of its own"):
-        vitrim.evaluate(vitrim.ModelSpec(file, dtype="bf16"), None, data)
+        vitrim.evaluate(vitrim.ScoredModel(file, dtype="bf16"), None, data)

@@ -74,9 +74,9 @@ def test_the_task_is_one_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"limit": 0}, "limit is a whole number of at least 1"),
+        ({"limit": 0}, "limit=0: must be at least 1"),
         ({"split": 3}, "split"),
-        ({"options": "a"}, "a dict of options by name"),
+        ({"options": "a"}, "options=a: must be options by name"),
         ({"split": "nowhere"}, "nowhere"),
     ],
 )

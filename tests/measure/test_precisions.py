@@ -124,9 +124,9 @@ def test_what_the_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_int8_without_what_quantises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nncf" else find(name))
+    monkeypatch.setattr("vitrim.errors.find_spec", lambda name: None if name == "nncf" else find(name))
     monkeypatch.setattr(formats()["onnx"], "missing", classmethod(lambda _: None))
-    with pytest.raises(MissingPackageError, match=r"^int8 needs nncf: pip install 'vitrim\[int8\]'$"):
+    with pytest.raises(MissingPackageError, match=r"^int8 needs the package 'nncf': pip install 'vitrim\[int8\]'$"):
         engines_named(["eager", "onnxruntime"], ["fp32", "int8"])
 
 
@@ -257,7 +257,7 @@ def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times
     """They had no row in a lower precision where the data came in batches, and no word said so."""
     times |= {"rounding int8": 4.0, "atm": 3.0}
     host, method = model(), "atm:alpha=0.99,beta=0.2,theta_min=0.5"
-    report = compare(host, method, vitrim.DataSpec(str(source), batch_size=7), at=1, engine=[Single("int8")])
+    report = compare(host, method, vitrim.ScoredData(str(source), batch_size=7), at=1, engine=[Single("int8")])
     dataset = load_images(source)
     dataset.transform = eval_transform(host)
     right = agree = 0
@@ -274,7 +274,7 @@ def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times
     assert 0 < agree < 60
     (note,) = [note for note in report.notes if "counts on the whole batch" in note]
     assert "MACs saved are those of batches of 7, and engines are scored on single images" in note
-    alone = compare(host, method, vitrim.DataSpec(str(source), batch_size=1), at=1, engine=[Single("int8")])
+    alone = compare(host, method, vitrim.ScoredData(str(source), batch_size=1), at=1, engine=[Single("int8")])
     assert not [note for note in alone.notes if "counts on the whole batch" in note]
     assert alone.rows[1]["top1"] == report.rows[1]["top1"]
 
@@ -285,7 +285,7 @@ def test_rows_of_a_lower_precision_are_scored_on_their_engine(source: Path, time
     times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
     host = model()
     report = compare(
-        host, "tome:r=2", vitrim.DataSpec(str(source), batch_size=7), at=1, engine=[Rounding(), Rounding("int8")]
+        host, "tome:r=2", vitrim.ScoredData(str(source), batch_size=7), at=1, engine=[Rounding(), Rounding("int8")]
     )
     assert [(row["method"], row["precision"], row["engine"]) for row in report.rows] == [
         ("dense", "fp32", None),
@@ -441,4 +441,4 @@ def test_embeddings_are_compared_in_lower_precisions(source: Path) -> None:
     assert row["recall1"] == pytest.approx((labels[nearest] == labels).double().mean().item())
     assert row["cosine"] == pytest.approx(nn.functional.cosine_similarity(dense, rounded).mean().item(), abs=1e-6)
     with pytest.raises(VitrimError, match="engines give this classifier's logits, and not what it reads"):
-        compare(model(), "tome:r=2", vitrim.DataSpec(data, task="embedding"), at=1, engine=Rounding("bf16"))
+        compare(model(), "tome:r=2", vitrim.ScoredData(data, task="embedding"), at=1, engine=Rounding("bf16"))

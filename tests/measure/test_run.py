@@ -70,7 +70,7 @@ def gathered(measurements: list[Measurement]) -> Measurement:
 
 def test_several_labels_are_scored_as_by_sklearn():
     data = dataset(several=True)
-    dense, tome = evaluate(classifier(), ["tome:r=4"], vitrim.DataSpec(read(data, 4), task="multilabel")).rows
+    dense, tome = evaluate(classifier(), ["tome:r=4"], vitrim.ScoredData(read(data, 4), task="multilabel")).rows
     reduced = classifier()
     vitrim.reduce_(reduced, "tome:r=4")
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_several_labels_are_scored_as_by_sklearn():
 
 def test_targets_of_another_task_are_refused():
     with pytest.raises(DataError, match=r"expected 4 rows of 12 classes, 0 or 1 each, got torch.int64 of \(4,\)"):
-        evaluate(classifier(), [], vitrim.DataSpec(read(dataset(), 4), task="multilabel"))
+        evaluate(classifier(), [], vitrim.ScoredData(read(dataset(), 4), task="multilabel"))
     with pytest.raises(DataError, match=r"expected 4 integer labels, one per image, got torch.float32 of \(4, 12\)"):
         evaluate(classifier(), [], read(dataset(several=True), 4))
 

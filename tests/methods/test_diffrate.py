@@ -221,7 +221,7 @@ def test_losses_of_a_step() -> None:
 def test_one_target_is_given() -> None:
     _, reduction = learning()
     reduction.model(tiny.images())
-    for wrong, message in (({}, "give one of"), ({"target_macs": 1.5}, "above 0 and below 1")):
+    for wrong, message in (({}, "give one of"), ({"target_macs": 1.5}, "target_macs=1.5: must be below 1")):
         with pytest.raises(vitrim.VitrimError, match=message):
             objective(reduction, torch.zeros(2, 5), torch.tensor([1, 2]), **wrong)
     assert found(vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.DiffRate(r=2))) is None

@@ -22,7 +22,7 @@ from vitrim.data import load_images
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, create_model
 from vitrim.measure.evaluation import evaluate
-from vitrim.measure.inputs import DataSpec
+from vitrim.measure.inputs import ScoredData
 from vitrim.tasks import make_task
 
 HEADLESS = ModelSpec("test_vit", options={"num_classes": 0})
@@ -64,7 +64,7 @@ def test_the_logits_are_those_of_both_towers(kind: str, tmp_path: Path) -> None:
     task.meet(tower, data.class_names)
     with torch.no_grad():
         assert torch.allclose(task.predict(tower, images), wanted, atol=1e-5)
-    dense, reduced = evaluate(tower, "tome:r=2", DataSpec(data, task="zero_shot", batch_size=4)).rows
+    dense, reduced = evaluate(tower, "tome:r=2", ScoredData(data, task="zero_shot", batch_size=4)).rows
     assert dense["top1"] == (wanted.argmax(1) == labels).double().mean().item()
     with vitrim.reduced(both.vision_model if kind == "Siglip" else both, "tome:r=2"), torch.no_grad():
         own = both(pixel_values=images, **given)
@@ -100,7 +100,7 @@ def test_the_logits_are_those_of_open_clip(tmp_path: Path) -> None:
         with vitrim.reduced(both, method), torch.no_grad():
             wanted.append(both.get_logits(images, texts)[0])
     options = {"class_names": ["cat", "sea lion"]}
-    spec = DataSpec(str(tmp_path / "images"), task="zero_shot", options=options, batch_size=4)
+    spec = ScoredData(str(tmp_path / "images"), task="zero_shot", options=options, batch_size=4)
     dense, reduced = rows = evaluate(both, "tome:r=2", spec).rows
     for row, logits in zip(rows, wanted, strict=True):
         assert row["top1"] == (logits.argmax(1) == labels).double().mean().item()
@@ -109,7 +109,7 @@ def test_the_logits_are_those_of_open_clip(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(task.predict(both, images), wanted[0], atol=1e-4, rtol=1e-4)
     assert (dense["tokens_per_block"], reduced["tokens_per_block"]) == ([17, 17], [15, 13])
-    tower = evaluate(both.visual, "tome:r=2", DataSpec(data, task="embedding")).rows[1]
+    tower = evaluate(both.visual, "tome:r=2", ScoredData(data, task="embedding")).rows[1]
     assert reduced["cosine"] == pytest.approx(tower["cosine"], abs=1e-6)
 
 
@@ -130,7 +130,7 @@ def test_a_folder_of_open_clip_is_scored_as_its_model(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
     model = write_open_clip(tmp_path / "clip")
     write_noise(tmp_path / "images", 6)
-    data = DataSpec(str(tmp_path / "images"), task="zero_shot", options={"class_names": ["cat", "sea lion"]})
+    data = ScoredData(str(tmp_path / "images"), task="zero_shot", options={"class_names": ["cat", "sea lion"]})
     name = f"open_clip:{tmp_path / 'clip'}"
     report, wanted = evaluate(name, "tome:r=2", data), evaluate(model, "tome:r=2", data)
     assert report.record["weights"] == str(tmp_path / "clip")
@@ -240,11 +240,11 @@ def test_classes_are_asked_for_by_the_names_of_a_file_or_of_wordnet(
         write_noise(root := tmp_path / "-".join(folders), 2)
         for old, new in zip(sorted(root.iterdir()), folders, strict=True):
             old.rename(root / new)
-        dense = evaluate(HEADLESS, None, DataSpec(root, task="zero_shot", options=given)).rows[0]
+        dense = evaluate(HEADLESS, None, ScoredData(root, task="zero_shot", options=given)).rows[0]
         assert asked == [f"a photo of a {name}" for name in wanted]
         assert set(dense) >= {"top1", "cosine"}
     with pytest.raises(VitrimError, match="the data has numbers: 0, 1; give them in a file, one per line"):
-        evaluate(HEADLESS, None, DataSpec(tmp_path / "0-1", task="zero_shot"))
+        evaluate(HEADLESS, None, ScoredData(tmp_path / "0-1", task="zero_shot"))
 
 
 def test_names_are_put_into_sentences_as_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,10 +265,10 @@ def test_names_are_put_into_sentences_as_words(monkeypatch: pytest.MonkeyPatch) 
 def test_models_and_data_without_names_are_refused(tmp_path: Path) -> None:
     write_noise(tmp_path / "images", 4)
     with pytest.raises(VitrimError, match="VisionTransformer has no text tower"):
-        evaluate(HEADLESS, None, DataSpec(tmp_path / "images", task="zero_shot"))
+        evaluate(HEADLESS, None, ScoredData(tmp_path / "images", task="zero_shot"))
     batches = [(torch.zeros(2, 3, 160, 160), torch.tensor([0, 1]))]
     with pytest.raises(VitrimError, match="knows no classes: give a source or a dataset that names them"):
-        evaluate(HEADLESS, None, DataSpec(batches, task="zero_shot"))
+        evaluate(HEADLESS, None, ScoredData(batches, task="zero_shot"))
     with pytest.raises(VitrimError, match="asks for the classes by their names, and the data has none"):
         make_task("zero_shot", 0).meet(torch.nn.Identity(), None)
 

@@ -634,7 +634,7 @@ def test_a_tracker_that_is_not_there_is_named_before_anything_is_read(monkeypatc
     with pytest.raises(VitrimError, match=r"^unknown tracker 'tensorbord'; did you mean 'tensorboard'\? valid: aim, "):
         Running(Path("out"), log_with=("tensorbord",))
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
-    with pytest.raises(MissingPackageError, match=r"^logging with wandb needs its package: pip install wandb$"):
+    with pytest.raises(MissingPackageError, match=r"^logging needs the package 'wandb': pip install wandb$"):
         Running(Path("out"), log_with=("wandb",))
     with pytest.raises(MissingPackageError, match=r"^logging with tensorboard needs its package: .*vitrim\[train\]"):
         Running(Path("out"), tensorboard=True)

@@ -107,11 +107,11 @@ def test_a_recipe_that_is_its_own_base(write, ring: list[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"epoch": 3}, "unknown key epoch; did you mean epochs?"),
-        ({"optimizer": {"weight_decy": 0}}, "unknown key optimizer.weight_decy; did you mean weight_decay?"),
-        ({"ema": {"decy": 0.5}}, "unknown key ema.decy; did you mean decay?"),
-        ({"ramps": [{"option": "r", "start": 0, "stop": 1, "end_epoch": 1, "shap": "step"}]}, "did you mean shape?"),
-        ({"mix": {"zzz": 1}}, "unknown key mix.zzz; valid: mixup, cutmix, probability, switch"),
+        ({"epoch": 3}, "unknown option of recipe 'epoch'; did you mean 'epochs'?"),
+        ({"optimizer": {"weight_decy": 0}}, "unknown option of optimizer 'weight_decy'; did you mean 'weight_decay'?"),
+        ({"ema": {"decy": 0.5}}, "unknown option of ema 'decy'; did you mean 'decay'?"),
+        ({"ramps": [{"option": "r", "start": 0, "stop": 1, "end_epoch": 1, "shap": "step"}]}, "did you mean 'shape'?"),
+        ({"mix": {"zzz": 1}}, "unknown option of mix 'zzz'; valid: cutmix, mixup, probability, switch"),
     ],
 )
 def test_an_unknown_key_is_told_the_nearest(change: dict[str, object], said: str) -> None:
@@ -209,7 +209,7 @@ def test_changes_in_python_are_values(write) -> None:
     assert (recipe.optimizer.lr, recipe.optimizer.betas, recipe.schedule.min_lr) == (0.5, (0.1, 0.2), 0.0)
     assert recipe.method == "tome:r=4"
     text = message(load_recipe, path, {"optimizer.rate": 1})
-    assert "unknown key optimizer.rate" in text
+    assert "unknown option of optimizer 'rate'" in text
 
 
 def test_the_last_change_of_a_key_counts_and_the_others_stay(write) -> None:
@@ -231,7 +231,7 @@ def test_a_change_that_is_no_yaml(write) -> None:
 
 @pytest.mark.parametrize("change", ["epoch=3", "optimizer.rl=1e-3", "optimizer.lr.x=1", "optimizer=3", "mix=[1]"])
 def test_a_change_of_what_there_is_not(write, change: str) -> None:
-    assert "mine: " in message(load_recipe, write("mine", "model: test_vit\nepochs: 1"), [change])
+    assert "mine" in message(load_recipe, write("mine", "model: test_vit\nepochs: 1"), [change])
 
 
 KEYS = st.sampled_from(
@@ -290,7 +290,7 @@ def test_the_recipes_are_files_by_their_names_and_rows_of_a_table() -> None:
     ("text", "message"),
     [
         ("model: test_vit\nepochs: 1\noptimizer: {lr: 1, lr: 2}\n", "the key lr comes twice"),
-        ("model: test_vit\nepochs: true\n", "epochs is a number, not true"),
+        ("model: test_vit\nepochs: true\n", "epochs=true: must be a number"),
         ("model: hf:folder\nepochs: 1\ninit: mimetic\n", "init is for models of timm that are not pretrained"),
     ],
 )
@@ -315,7 +315,7 @@ def test_null_takes_all_options_of_the_base_away_and_merge_keys_are_read(tmp_pat
     ("text", "said"),
     [
         ("objective: &a {b: *a}", "mine: a section lies within itself"),
-        ("trainable: &a [*a]", "trainable.0: must be a text"),
+        ("trainable: &a [*a]", "must be a text"),
         (f"objective: {{a: {'[' * 1000}{']' * 3000}}}", "maximum recursion depth exceeded"),
         ("seed: 2020-99-99", "month must be in 1..12"),
         ("? &k [*k]\n: 1", "recursive node"),
@@ -323,7 +323,7 @@ def test_null_takes_all_options_of_the_base_away_and_merge_keys_are_read(tmp_pat
         ("base: [1, 2]", "base is the name of a recipe"),
         ("base: ''", "base is the name of a recipe"),
         ("base: list", "list.yaml is not a recipe"),
-        ("base: table", "unknown key table"),
+        ("base: table", "unknown option of mine 'table'"),
     ],
 )
 def test_files_that_are_broken_are_refused_in_one_short_line(write, text: str, said: str) -> None:
@@ -337,14 +337,14 @@ def test_files_that_are_broken_are_refused_in_one_short_line(write, text: str, s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("augment.repeats=1000000", "augment.repeats: must be at most 1000"),
+        ("augment.repeats=1000000", "augment.repeats=1000000: must be at most 1000"),
         ("augment.interpolation=bicubik", "augment.interpolation"),
-        ("schedule.cooldown_epochs=1e300", "must be at most 100000"),
-        ("schedule.warmup_epochs=1e300", "must be at most 100000"),
-        ("optimizer.freeze_epochs=1e300", "must be at most 100000"),
-        ("eval_split=[1]", "eval_split: expected the name of a part of the data"),
-        ("eval_split=1", "eval_split: a share of the training images is above 0 and below 1"),
-        ("eval_split=true", "eval_split: expected"),
+        ("schedule.cooldown_epochs=1e300", "must be at most 10000000"),
+        ("schedule.warmup_epochs=1e300", "must be at most 10000000"),
+        ("optimizer.freeze_epochs=1e300", "must be at most 10000000"),
+        ("eval_split=[1]", "expected the name of a part of the data"),
+        ("eval_split=1", "eval_split=1: a share of the training images is above 0 and below 1"),
+        ("eval_split=true", "must be a number or a word"),
     ],
 )
 def test_changes_far_out_of_range_are_refused_in_one_short_line(write, change: str, said: str) -> None:

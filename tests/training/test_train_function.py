@@ -69,19 +69,19 @@ def test_one_data_set_and_a_share_of_it(images: Path, tmp_path: Path) -> None:
     [
         ({}, {}, "no split test in the data that were given; there is: train"),
         ({"eval_split": None, "stream": True}, {}, "stream=true reads files"),
-        ({"eval_split": None}, {"device": "cuda:1"}, "device is cpu or left out, not 'cuda:1'"),
-        ({"epoch": 2}, {}, "recipe: unknown key epoch; did you mean epochs?"),
-        ({"eval_split": None}, {"checkpoint": 5}, "checkpoint is the path of a folder or file, not 5"),
-        ({"eval_split": None}, {"console": 5}, "console is a console of rich, not 5"),
-        ({"data_options": 5}, {}, "recipe: data_options: must be options by name (got 5)"),
-        ({"model_options": 5}, {}, "recipe: model_options: must be options by name (got 5)"),
-        ({"split": 5}, {}, "recipe: split: must be a text (got 5)"),
-        ({"epochs": "x"}, {}, "recipe: epochs: must be a number"),
-        ({"seed": -1}, {}, "recipe: seed: must be at least 0 (got -1)"),
-        ({5: 1}, {}, "cannot read 5: write key=value"),
-        (5, {}, "changes are a list of key=value texts, or a mapping, not 5"),
-        ([5], {}, "cannot read 5: write key=value"),
-        ("epochs=1", {}, "changes are a list of key=value texts, or a mapping, not 'epochs=1'"),
+        ({"eval_split": None}, {"device": "cuda:1"}, "device=cuda:1: must be 'cpu'"),
+        ({"epoch": 2}, {}, "unknown option of recipe 'epoch'; did you mean 'epochs'?"),
+        ({"eval_split": None}, {"checkpoint": 5}, "checkpoint=5: must be a text, or a path"),
+        ({"eval_split": None}, {"console": 5}, "console=5: must be a Console"),
+        ({"data_options": 5}, {}, "recipe: data_options=5: must be options by name"),
+        ({"model_options": 5}, {}, "recipe: model_options=5: must be options by name"),
+        ({"split": 5}, {}, "recipe: split=5: must be a text"),
+        ({"epochs": "x"}, {}, "recipe: epochs=x: must be a number"),
+        ({"seed": -1}, {}, "recipe: seed=-1: must be at least 0"),
+        ({5: 1}, {}, "changes=5: must be a text"),
+        (5, {}, "changes=5: must be a list in brackets, or options by name"),
+        ([5], {}, "changes=5: must be a text"),
+        ("epochs=1", {}, "changes=epochs=1: must be a list in brackets, or options by name"),
         ({"eval_split": None, "data_options": {"split": "x"}}, {}, "data_options has no split"),
         ({"data_options": {"class_names": "names.txt"}}, {}, "class_names of a recipe is a list"),
     ],
@@ -98,21 +98,21 @@ def test_what_is_refused(images: Path, tmp_path: Path, changes: dict, options: d
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"recipe": 5}, "a recipe is a name, a YAML file or a mapping of values, not 5"),
-        ({"recipe": None}, "a recipe is a name, a YAML file or a mapping of values, not None"),
+        ({"recipe": 5}, "recipe=5: must be a text, or a path, or options by name"),
+        ({"recipe": None}, "recipe=null: must be a text, or a path, or options by name"),
         ({"data": 5}, "the data are a source, data sets of vitrim.data by split, or one of them, not int"),
         (
             {"data": {"train": [1]}},
             "the data are a source, data sets of vitrim.data by split, or one of them, not list",
         ),
-        ({"out": 5}, "out is the path of a folder or file, not 5"),
+        ({"out": 5}, "out=5: must be a text, or a path, or a Running"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_refused(images: Path, tmp_path: Path, arguments: dict, said: str) -> None:
     given = {"recipe": TINY, "data": images, "out": tmp_path / "out", "changes": {"eval_split": None}, **arguments}
     with pytest.raises(VitrimError) as refused:
         train(**given, device="cpu")
-    assert str(refused.value) == said
+    assert said in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 

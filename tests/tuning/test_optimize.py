@@ -294,7 +294,7 @@ def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
     source: str, watch: Watch, tmp_path: Path
 ) -> None:
     given = {**GIVEN, "methods": "topk", "max_loss": None, "speedup": 1.05, "batch_size": 5}
-    report = optimize(model(), vitrim.DataSpec(source, labels=False), out=tmp_path / "out", **given)
+    report = optimize(model(), vitrim.JudgedData(source, labels=False), out=tmp_path / "out", **given)
     assert report.facts["bound"] == {"speedup": 1.05}
     assert report.best is not None
     assert "points of agreement" in report.sentence
@@ -380,7 +380,7 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     torch.manual_seed(0)
     host = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
     watch.exports = True
-    report = optimize(host, vitrim.DataSpec(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
+    report = optimize(host, vitrim.JudgedData(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
     assert report.best is not None
     data = vitrim.open_data(str(tmp_path / "images"))
     task, dataset = open_task(ModelSpec(host).load(), data, embeddings=True)
@@ -446,8 +446,8 @@ def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, wa
         ({"max_loss": -1.0}, "max_loss=-1.0 must be from 0 to 100 points"),
         ({"max_loss": float("nan")}, "max_loss=nan must be from 0 to 100 points"),
         ({"max_loss": None, "speedup": 1.0}, r"speedup=1.0 must be above 1, over the fastest dense model"),
-        ({"batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),
-        ({"images": {"limit": 29}}, "limit is a whole number of at least 30, not 29"),
+        ({"batch_size": 0}, "batch_size=0: must be at least 1"),
+        ({"images": {"limit": 29}}, "limit=29: must be at least 30"),
         ({"engine": "eager"}, "engine eager runs no files; valid: aoti, onnxruntime, openvino, torch.export"),
         ({"engine": "tensorrt"}, "engine tensorrt runs no files"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
@@ -568,7 +568,7 @@ def test_a_dense_model_that_guesses_ends_the_search(tmp_path: Path, watch: Watch
         optimize(host, data, **given)
     assert measured(tmp_path / "out") == ["top-1 of the dense model"]
     assert watch.timed == []
-    without = vitrim.DataSpec(data, labels=False)
+    without = vitrim.JudgedData(data, labels=False)
     assert optimize(host, without, **{**given, "out": tmp_path / "agreement"}).facts["doubts"] == []
 
 

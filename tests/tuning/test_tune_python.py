@@ -17,7 +17,7 @@ from cli_runs import Run, runner
 from image_files import write_noise
 from vitrim.data import load_data
 from vitrim.errors import VitrimError
-from vitrim.loading import Loaded, ModelSpec, create_model
+from vitrim.loading import Loaded, PlacedModel, create_model
 from vitrim.tuning import Target
 from vitrim.tuning import tune as tuning
 from vitrim.tuning.tune import tune
@@ -28,7 +28,7 @@ FEW: dict[str, Any] = {"target": "macs=0.8", "evaluations": 4}
 
 
 def data(source: Any = "images") -> vitrim.DataSpec:
-    return vitrim.DataSpec(source, batch_size=4)
+    return vitrim.ScoredData(source, batch_size=4)
 
 
 pytestmark = pytest.mark.usefixtures("macs_counted_once")
@@ -162,18 +162,18 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
-        ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations is a whole number of at least 1, not 0"),
-        (None, {"target": "macs=0.5"}, "there is nothing to tune: name at least one method"),
+        ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations=0: must be at least 1"),
+        ([], {"target": "macs=0.5"}, "there is nothing to tune: name at least one method"),
         ("tomee", {"target": "macs=0.5"}, "unknown method 'tomee'"),
         (["tome", "tome"], {"target": "macs=0.5"}, "method tome is given twice"),
         (["tome", "all"], {"target": "macs=0.5"}, "-m all has the other methods already"),
         ("tome", {"target": "macs=2"}, "a share is above 0 and below 1"),
         ("tome", {"target": "speedup=2", "search": vitrim.SearchSpec(engine="tensorrt")}, "unknown engine 'tensorrt'"),
         ("tome", {"target": [Target("macs", 0.5), "macs=0.5"]}, "--front macs=0.5, macs=0.5 has a target twice"),
-        ("tome", {"target": 3}, "cannot read the target '3': write e.g. macs=0.5"),
-        ("tome", {"target": []}, r"cannot read the target '\[\]': write e.g. macs=0.5"),
+        ("tome", {"target": 3}, "target=3: must be a Target, or a text"),
+        ("tome", {"target": []}, r"cannot read the target \[\]: write e.g. macs=0.5"),
         ("tome", {"target": ["macs=0.5", "speedup=2"]}, "a front is over targets of one kind"),
-        ("tome", {"target": "macs=0.5", "model": ModelSpec("test_vit", device="gpu")}, "unknown device 'gpu'"),
+        ("tome", {"target": "macs=0.5", "model": PlacedModel("test_vit", device="gpu")}, "unknown device 'gpu'"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_work(

@@ -7,7 +7,7 @@ compare_analyses(["report", "other_report"], out="compared")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,31 +17,33 @@ from vitrim.analysis.families import FAMILIES, across, chosen, results_of
 from vitrim.analysis.output import SUMMARY, in_folder, read_analysis, write_analysis, write_records
 from vitrim.analysis.passes import Pass, Setting, complete, read_all, subjects
 from vitrim.analysis.record import Record, distinct
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
-from vitrim.errors import VitrimError, check_installed, check_kinds, check_known, check_read, one_line_errors
+from vitrim.errors import VitrimError, check_installed, check_known, one_line_errors
 from vitrim.files import check_folder
-from vitrim.loading import MADE, ModelSpec
+from vitrim.loading import ModelSpec, ScoredModel
 from vitrim.measure.evaluation import DTYPES
-from vitrim.measure.inputs import SCORED, DataSpec
-from vitrim.report import Report, Results
-from vitrim.style import FORMATS
+from vitrim.measure.inputs import ScoredData
+from vitrim.report import Report
+from vitrim.results import PictureFormat, PictureFormats, Pictures
 
 PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
 """Import names of the packages that the metrics and the report need."""
 
 
+@checked_call
 def analyze(
     models: nn.Module | str | ModelSpec | Sequence[nn.Module | str | ModelSpec],
     methods: MethodConfig | str | Sequence[MethodConfig | str],
     data: Any,
     *,
-    out: str | Path | Results,
+    out: str | Path | Pictures,
     only: str | Sequence[str] | None = None,
     sizes: Sequence[int] = (),
     blocks: Sequence[int] = (),
-    seed: int = 0,
+    seed: Seed = 0,
     on_progress: Callable[[int, int], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Report:
@@ -54,11 +56,11 @@ def analyze(
 
     Args:
         models: one or several; each a module, which is left unchanged, a name as on the command line, or a
-            `vitrim.ModelSpec`. All run with the same methods on the same images.
+            `vitrim.ScoredModel`. All run with the same methods on the same images.
         methods: one or several, configs or their text form. The dense model is always included. A model that cannot be
             reduced, such as Swin, is analysed alone under ``none``.
-        data: labelled images: a source, a dataset, or a `vitrim.DataSpec`.
-        out: folder, or a `vitrim.Results`, which also sets the formats of the figures (png, svg). A folder that is not
+        data: labelled images: a source, a dataset, or a `vitrim.ScoredData`.
+        out: folder, or a `vitrim.Pictures`, which also sets the formats of the figures (png, svg). A folder that is not
             empty must hold an analysis, which is replaced.
         only: families, as a sequence or comma-separated text; "all" for all. None runs the families that need a single
             pass: patterns, depth, counts, features, loss. The others run the model again and must be named:
@@ -92,19 +94,16 @@ def analyze(
         >>> [row["tokens"] for row in report.rows if row["method"] == "tome:r=2"]
         [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
     """
-    source, place, configs = DataSpec.of(data), Results.of(out), parse_methods(methods)
-    check_read(source, SCORED)
-    check_read(place, ("formats",))
-    check_kinds(on_progress=on_progress, on_report=on_report)
-    _check_lists(sizes=sizes, blocks=blocks)
-    if not isinstance(seed, int):
-        raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
-    specs = ModelSpec.each(models)
-    device, dtype = _run_on(specs)
+    source, place, configs = ScoredData.of(data), Pictures.of(out), parse_methods(methods)
+    specs = ScoredModel.each(models)
+    device, dtype = specs[0].device or "cpu", specs[0].dtype or "fp32"
+    check_known("dtype", dtype, DTYPES)
+    if place.folder is None:
+        raise VitrimError("an analysis is written: give a folder, out")
     wanted = _checked(place.folder, only, place.formats, sizes, blocks)
     _check_different(specs)
 
-    setting = Setting(configs, source, device, dtype, seed, sizes, blocks)
+    setting = Setting(configs, source, str(device), dtype, seed, sizes, blocks)
     passes = [setting.opened(spec) for spec in specs]
     if wanted.families and all(FAMILIES[name].of_records is None for name in wanted.families):
         results = results_of(None, wanted.families, subjects(passes))
@@ -140,12 +139,13 @@ def _about(passes: Sequence[Pass], *, whole: bool) -> dict[str, Any]:
     return {**passes[0].found, "models": models, "complete": whole}
 
 
+@checked_call
 def analyze_records(
     records: Sequence[Record | str | Path],
     *,
     out: str | Path,
     only: str | Sequence[str] | None = None,
-    formats: str | Sequence[str] = ("png",),
+    formats: PictureFormats = ("png",),
 ) -> Report:
     """Analyse stored records as `analyze` does, without their models and images.
 
@@ -168,18 +168,18 @@ def analyze_records(
         >>> [(row["block"], row["tokens"]) for row in report.rows]
         [(0, 15.0), (1, 13.0)]
     """
-    _check_lists(records=records)
     wanted = _checked(out, only, formats, stored=True)
     read = distinct([one if isinstance(one, Record) else in_folder(Path(one)) for one in records])
     return write_analysis(wanted.folder, results_of(read, wanted.families), read, {}, wanted.formats)
 
 
+@checked_call
 def compare_analyses(
     analyses: Sequence[str | Path],
     *,
     out: str | Path,
     only: str | Sequence[str] | None = None,
-    formats: str | Sequence[str] = ("png",),
+    formats: PictureFormats = ("png",),
 ) -> Report:
     """Compare finished analyses, possibly of different images: depth, counts and features.
 
@@ -194,7 +194,6 @@ def compare_analyses(
         VitrimError: a folder without a finished analysis, a family that needs the same images, or any error of
             `analyze`.
     """
-    _check_lists(analyses=analyses)
     wanted = _checked(out, only, formats, stored=True)
     groups = [read_analysis(Path(one)) for one in analyses]
     results = across(groups, wanted.families)
@@ -211,36 +210,7 @@ class _Wanted(NamedTuple):
 
     folder: Path
     families: list[str]
-    formats: list[str]
-
-
-LISTS: dict[str, tuple[str, Any]] = {
-    "only": ("a text with commas or a list of families", str),
-    "formats": ("a text with commas or a list of formats", str),
-    "records": ("a list of records or their files", (Record, str, Path)),
-    "analyses": ("a list of folders", (str, Path)),
-    "sizes": ("a list of whole numbers of pixels", int),
-    "blocks": ("a list of whole numbers of blocks", int),
-}
-"""Arguments that are lists: a description of each, and the types of its entries."""
-
-
-def _check_lists(**given: object) -> None:
-    for name, value in given.items():
-        words, entries = LISTS[name]
-        listed = isinstance(value, Iterable) and (entries is str or not isinstance(value, str))  # a text is of names
-        if not listed or (isinstance(value, Collection) and not all(isinstance(one, entries) for one in value)):
-            raise VitrimError(f"{name} is {words}, not {value!r:.60}")
-
-
-def _run_on(specs: Sequence[ModelSpec]) -> tuple[str, str]:
-    """The device and the name of the dtype of all models, those of the first."""
-    for one in specs:
-        check_read(one, (*MADE, "device", "dtype"))
-    dtype = "fp32" if specs[0].dtype is None else specs[0].dtype
-    check_kinds(dtype=dtype)
-    check_known("dtype", dtype, DTYPES)
-    return "cpu" if specs[0].device is None else str(specs[0].device), str(dtype)
+    formats: list[PictureFormat]
 
 
 def _check_different(specs: Sequence[ModelSpec]) -> None:
@@ -251,28 +221,22 @@ def _check_different(specs: Sequence[ModelSpec]) -> None:
 
 
 def _checked(
-    out: str | Path | None,
+    out: str | Path,
     only: str | Sequence[str] | None,
-    formats: str | Sequence[str],
+    formats: Sequence[PictureFormat],
     sizes: Sequence[int] = (),
     blocks: Sequence[int] = (),
     *,
     stored: bool = False,
 ) -> _Wanted:
     """Check the folder, families and formats; ``stored``: there are only records, no model."""
-    if not isinstance(out, str | Path):
-        raise VitrimError(f"out is a folder, not {out!r:.60}")
-    _check_lists(only=() if only is None else only, formats=formats)
     families = chosen(only, sizes, blocks)
     alone = next((name for name in families if stored and FAMILIES[name].of_records is None), None)
     if alone is not None:
         raise VitrimError(f"{alone} runs the model, which stored records do not hold: give a model and its images")
-    kinds = list(dict.fromkeys(formats.split(",") if isinstance(formats, str) else formats))
-    for kind in kinds or ("",):
-        check_known("format", kind, FORMATS)
     check_installed("an analysis", *PACKAGES, extra="analysis")
     folder = Path(out)
     check_folder(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / SUMMARY).is_file():
         raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
-    return _Wanted(folder, families, kinds)
+    return _Wanted(folder, families, list(dict.fromkeys(formats)))

@@ -19,7 +19,7 @@ from vitrim.engines.machine import environment, select_device
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec
 from vitrim.measure.evaluation import DTYPES, paired_probes, standard_probes
-from vitrim.measure.inputs import DataSpec
+from vitrim.measure.inputs import ScoredData
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task
@@ -67,7 +67,7 @@ class Setting:
     """The methods, images and machine that the passes of all models share."""
 
     methods: Sequence[MethodConfig]
-    data: DataSpec
+    data: ScoredData
     device: str
     dtype: str
     seed: int

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from timm.models import VisionTransformer
 from torch import Tensor
 
-from vitrim.errors import MissingPackageError
+from vitrim.errors import check_installed
 
 IMAGE_SIZE = 8
 PATCH_SIZE = 1
@@ -68,10 +68,9 @@ def load_split() -> Split:
     Raises:
         MissingPackageError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise MissingPackageError("the demo needs scikit-learn: pip install 'vitrim[demo]'") from error
+    check_installed("the demo", "sklearn", extra="demo")
+    from sklearn.datasets import load_digits
+
     pixels, targets = load_digits(return_X_y=True)
     labels = np.asarray(targets, dtype=np.int64)
     held_out = np.zeros(len(labels), dtype=np.bool_)

@@ -39,7 +39,7 @@ from vitrim.cli import (
 )
 from vitrim.cli.help import Command, CommandGroup
 from vitrim.cli.options import flat
-from vitrim.errors import EXTRAS, VitrimError, one_line, plain
+from vitrim.errors import EXTRAS, VitrimError, one_line
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -185,5 +185,5 @@ def _usage_error(error: Any) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"error: {one_line(plain(message))}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return 2

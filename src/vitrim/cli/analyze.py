@@ -112,7 +112,8 @@ def analyze(
         from vitrim.analysis.analyze import analyze as run
         from vitrim.analysis.analyze import analyze_records, compare_analyses
         from vitrim.analysis.families import chosen
-        from vitrim.report import Results
+        from vitrim.measure.inputs import ScoredData
+        from vitrim.results import Pictures
 
     pixels = whole_numbers(how.sizes, "--sizes takes whole numbers of pixels with commas, e.g. 224,384", least=1) or ()
     drawn = whole_numbers(how.blocks, "--blocks takes whole numbers with commas, e.g. 2,5") or ()
@@ -120,7 +121,7 @@ def analyze(
 
     if compare or stored:
         _check_alone(models, images, how, machine, configs, stored, compare)
-        folder: dict[str, Any] = {"out": out, "only": how.only, "formats": how.formats}
+        folder: dict[str, Any] = {"out": out, "only": how.only, "formats": how.formats.split(",")}
         again = compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder)
         output.finish(again)
         return
@@ -132,10 +133,10 @@ def analyze(
         with progress(f"loading {every[0]}") as signs:
             machine.start()
             report = run(
-                models.spec(every, device=machine.device, dtype=how.dtype),
+                models.spec(every, "ScoredModel", device=machine.device, dtype=how.dtype),
                 configs,
-                images.spec(images.source, batch_size=how.batch_size, workers=how.workers),
-                out=Results(out, formats=how.formats),
+                images.spec(images.source, ScoredData, batch_size=how.batch_size, workers=how.workers),
+                out=Pictures(out, how.formats.split(",")),  # type: ignore[arg-type]
                 only=how.only,
                 sizes=pixels,
                 blocks=drawn,

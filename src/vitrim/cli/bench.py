@@ -103,7 +103,7 @@ def bench(
                 style.check(figure)
             machine.start()
             report = time_(
-                model.spec(given_model, device=machine.device),
+                model.spec(given_model, "PlacedModel", device=machine.device),
                 files.beside(method),
                 run_on.inputs(),
                 **given,

@@ -58,7 +58,7 @@ def compare(
                 style.check(figure)
             machine.start()
             measure(
-                model.spec(model.name, device=machine.device),
+                model.spec(model.name, "PlacedModel", device=machine.device),
                 files.beside(method),
                 scoring.read(data),
                 **given,

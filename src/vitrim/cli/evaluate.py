@@ -56,14 +56,14 @@ def evaluate(
     try:
         with progress(f"loading {model.name}") as signs:
             from vitrim.measure import evaluation
-            from vitrim.report import Results
+            from vitrim.results import ScoredResults
 
             machine.start()
             report = evaluation.evaluate(
-                model.spec(files.model(model.name), device=machine.device, dtype=how.dtype),
+                model.spec(files.model(model.name), "ScoredModel", device=machine.device, dtype=how.dtype),
                 files.beside(methods),
                 scoring.read(data),
-                out=Results(how.out, how.resume, decisions=how.decisions, predictions=how.predictions),
+                out=ScoredResults(how.out, how.resume, decisions=how.decisions, predictions=how.predictions),
                 seed=machine.seed,
                 on_progress=signs.move,
                 on_report=reports.append,

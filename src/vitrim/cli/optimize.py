@@ -70,20 +70,20 @@ def optimize(
     if images.source is None:
         raise VitrimError("--images is missing: methods are compared on images, best with labels")
     with resumable(aim.out / "study.jsonl"), progress(f"loading {model.name}") as signs:
-        from vitrim.report import Results
-        from vitrim.tuning.optimize import optimize
+        from vitrim.results import FileResults
+        from vitrim.tuning.optimize import JudgedData, optimize
 
         compute.start()
         report = optimize(
             model.spec(model.name, seed=compute.seed),
-            images.read(limit=limit, labels=aim.labels, few=aim.few_images),
+            images.spec(images.source, JudgedData, limit=limit, labels=aim.labels, few=aim.few_images),
             max_loss=aim.max_loss,
             speedup=aim.speedup,
             batch_size=aim.batch_size,
             methods=aim.methods,
             engine=aim.engine,
             precision=aim.precision,
-            out=Results(aim.out, aim.resume, preprocess=aim.preprocess),
+            out=FileResults(aim.out, aim.resume, preprocess=aim.preprocess),
             on_progress=signs.tell,
         )
     output.finish(report)

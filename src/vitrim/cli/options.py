@@ -20,12 +20,12 @@ import typer
 
 from vitrim.cli.help import IMAGES, MACHINE, MODEL, OPTIONS
 from vitrim.errors import VitrimError
+from vitrim.measure.inputs import ScoredData
 
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
     from vitrim.engines.exported import Exported
     from vitrim.engines.prefill import Prompt
-    from vitrim.loading import ModelSpec
     from vitrim.measure.inputs import DataSpec
 
 METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
@@ -160,12 +160,12 @@ class Weights(Setup):
         list[str] | None, typer.Option(metavar="K=V", help="of the library's model, e.g. img_size=384; may repeat")
     ] = None
 
-    def spec(self, model: Any, **more: Any) -> ModelSpec:
-        """The description of one or several models."""
-        from vitrim.loading import ModelSpec
+    def spec(self, model: Any, kind: str = "ModelSpec", **more: Any) -> Any:
+        """The description of one or several models, of a ``kind`` that has ``more``."""
+        from vitrim import loading
 
-        options = parse_options(self.model_option)
-        return ModelSpec(model, pretrained=self.pretrained, checkpoint=self.checkpoint, options=options, **more)
+        options, make = parse_options(self.model_option), getattr(loading, kind)
+        return make(model, pretrained=self.pretrained, checkpoint=self.checkpoint, options=options, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +185,14 @@ class Reading(Setup):
     image_column: Annotated[str | None, typer.Option(help="column of images, if not the only one")] = None
     label_column: Annotated[str | None, typer.Option(help="column of labels, if not called label")] = None
 
-    def spec(self, source: Any, **more: Any) -> DataSpec:
-        """The description of the images; the group may also have ``limit``, ``task`` and ``data_option``."""
+    def spec(self, source: Any, make: Callable[..., Any] | None = None, **more: Any) -> Any:
+        """The description of the images, ``make`` with ``more``; the group may have ``limit`` and ``data_option``."""
         from vitrim.measure.inputs import DataSpec
 
         own = vars(self)
-        given = {name: own[name] for name in ("split", "image_column", "label_column", "limit", "task") if name in own}
-        return DataSpec(source, **given, options=parse_options(own.get("data_option"), "data option"), **more)
+        given = {name: own[name] for name in ("split", "image_column", "label_column", "limit") if name in own}
+        options = parse_options(own.get("data_option"), "data option")
+        return (make or DataSpec)(source, **given, options=options, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +211,10 @@ class Data(Reading):
     data_option: DataOptions = None
     task: Annotated[str | None, typer.Option(help="for models with several tasks: segmentation, zero_shot, ...")] = None
 
-    def read(self, **more: Any) -> DataSpec:
-        return self.spec(self.source, **more)
+    def read(self, **more: Any) -> ScoredData:
+        from vitrim.measure.inputs import ScoredData
+
+        return self.spec(self.source, ScoredData, task=self.task, **more)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +252,7 @@ class Images(Reading):
         str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
     ] = None
 
-    def read(self, **more: Any) -> DataSpec:
+    def read(self, **more: Any) -> Any:
         return self.spec(self.source, **more)
 
     def __post_init__(self) -> None:
@@ -306,7 +309,7 @@ class Scoring(Setup):
         typer.Option(help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
     ] = None
 
-    def read(self, data: Data) -> DataSpec:
+    def read(self, data: Data) -> ScoredData:
         """The description of the images."""
         changes = parse_options(self.protocol, "protocol option")
         return data.read(protocol=changes, batch_size=self.batch_size, workers=self.workers)

@@ -48,7 +48,7 @@ def profile(
         report = count(
             weights.spec(models),
             methods,
-            convention=convention,
+            convention=convention,  # type: ignore[arg-type]
             batch_size=batch_size,
             images=images.read(limit=limit),
             prompt=prompt.given,

@@ -24,7 +24,7 @@ from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
 if TYPE_CHECKING:
-    from vitrim.measure.inputs import DataSpec
+    pass
 
 PICTURES = Path("pictures")
 
@@ -53,7 +53,7 @@ class ImagesToShow(Reading):
     )
     data_option: DataOptions = None
 
-    def read(self) -> DataSpec:
+    def read(self) -> Any:
         """The description of the images."""
         if (self.source is None) == (not self.files):
             raise VitrimError("give the images to show: files or folders, or a dataset with --data; not both")
@@ -79,7 +79,7 @@ def show(
     columns = whole_numbers(pictures.blocks, "--blocks takes numbers of blocks with commas, e.g. 0,3,11")
     with progress(f"loading {model.name}", "pictures") as signs:
         from vitrim.plots import show as plots
-        from vitrim.report import Results
+        from vitrim.results import Pictures
 
         drawn: list[Mapping[str, Any]] = []
 
@@ -91,12 +91,12 @@ def show(
 
         machine.start()
         report = plots.show(
-            model.spec(model.name, device=machine.device),
+            model.spec(model.name, "PlacedModel", device=machine.device),
             methods or (),
             images.read(),
             blocks=columns,
             select=select,
-            out=Results(pictures.out, formats=pictures.format),
+            out=Pictures(pictures.out, [pictures.format]),  # type: ignore[list-item]
             seed=machine.seed,
             on_progress=on_progress,
         )

@@ -121,7 +121,8 @@ def train(
             set_threads(machine.threads)
             running = Running(**{**vars(how), "log_with": tuple(how.log_with or ())})
         report = training.train(
-            recipe, data, changes=changes, out=running, checkpoint=checkpoint, dry_run=dry_run, device=machine.device,
+            recipe, data, changes=changes, out=running, checkpoint=checkpoint, dry_run=dry_run,
+            device=machine.device,  # type: ignore[arg-type]
             console=out,
         )  # fmt: skip
     if report.is_first:

@@ -111,7 +111,7 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
     how.check_options(model, data)
     with resumable(how.out / "study.jsonl"), progress(f"loading {model.name or how.train}", unit) as signs:
-        from vitrim.report import Results
+        from vitrim.results import Results
         from vitrim.tuning.result import Target
         from vitrim.tuning.search import SearchSpec
         from vitrim.tuning.tune import train_grid, tune, tune_grid
@@ -126,14 +126,14 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
             )  # fmt: skip
         else:
             spec, images = (
-                model.spec(model.name, device=device),
+                model.spec(model.name, "PlacedModel", device=device),
                 data.read(batch_size=how.batch_size, workers=how.workers),
             )
             common["out"] = Results(how.out, how.resume)
             if how.grid is not None:
                 report = tune_grid(spec, how.grid, images, number=how.evaluations, **common)
             else:
-                found = SearchSpec(how.search, how.proxy, how.minutes, how.engine, how.precision)
+                found = SearchSpec(how.search, how.proxy, how.minutes, how.engine, how.precision)  # type: ignore[arg-type]
                 front = how.front or ""
                 alone = "," not in front and "=" in front
                 aim: Any = Target.parse(how.target) if how.target is not None else [front] if alone else front

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from vitrim.errors import VitrimError, plain, unknown
-
-LONGEST_INTEGER = 64
-"""Bits of an integer, sign included: those of a tensor's."""
+from vitrim.checked import Checked, one_line_of, shown
+from vitrim.errors import VitrimError
 
 
-class Options(BaseModel):
+class Options(Checked):
     """Base class of named options. Its direct subclasses hold the options that all of a kind share.
 
     Example:
@@ -23,8 +19,6 @@ class Options(BaseModel):
         >>> Tool(size=3).describe()
         'tool:size=3'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str] = ""
     runtime: ClassVar[frozenset[str]] = frozenset()
@@ -38,17 +32,11 @@ class Options(BaseModel):
             Raises:
                 VitrimError: an unknown option or an invalid value.
             """
-            for key in options:
-                if key not in type(self).model_fields:
-                    raise unknown(f"option of {self.name}", key, type(self).model_fields)
-                _check_value(f"{self.name}: {key}", options[key], type(self).model_fields[key].annotation)
-            try:
+            with one_line_of(self.name, type(self)):
                 super().__init__(**options)
-            except ValidationError as error:
-                raise VitrimError(f"{self.name}: {_problems(error, type(self))}") from None
 
         def __setattr__(self, key: str, value: Any) -> None:
-            raise VitrimError(_frozen(self, f"{key}={_text(value)}"))
+            raise VitrimError(_frozen(self, f"{key}={shown(value)}"))
 
         def __delattr__(self, key: str) -> None:
             raise VitrimError(_frozen(self, f"del {key}"))
@@ -70,7 +58,7 @@ class Options(BaseModel):
         )
         own_first = sorted(type(self).model_fields, key=lambda field: field in shared.model_fields)
         given = [field for field in own_first if field in self.model_fields_set]
-        options = ",".join(f"{field}={_text(getattr(self, field))}" for field in given)
+        options = ",".join(f"{field}={shown(getattr(self, field))}" for field in given)
         return f"{self.name}:{options}" if options else self.name
 
 
@@ -123,58 +111,3 @@ def _frozen(config: Options, change: str) -> str:
         f"{config.describe()}: {change}: options do not change once they are made; make another {type(config).__name__}"
         f"(...){amounts if config.runtime else ''}"
     )
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to print thousands of digits
-        return f"a number of {value.bit_length()} bits"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(_text(entry) for entry in value) + "]"
-    return str(value)
-
-
-def _check_value(option: str, value: Any, kinds: Any) -> None:
-    """Refuse values that pydantic would convert to something else, also in a list.
-
-    These are a bool for a number, which it reads as 1 or 0; a set, which it lists in arbitrary order; and an integer
-    that no tensor holds.
-    """
-    entries = value if isinstance(value, list | tuple) else (value,)
-    if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):
-        raise VitrimError(f"{option}={_text(value)}: must be a number or a word, not true or false")
-    if isinstance(value, set | frozenset):
-        raise VitrimError(f"{option}={_text(value)}: must be a list: a set has no order")
-    for number in entries:
-        if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
-            raise VitrimError(f"{option}={_text(number)}: must be below 2**{LONGEST_INTEGER - 1}")
-
-
-def _holds_floats(kinds: Any) -> bool:
-    """True if a value of this type, or an entry of it, may be a fraction."""
-    return kinds is float or any(_holds_floats(part) for part in get_args(kinds))
-
-
-def _problems(error: ValidationError, options: type[Options]) -> str:
-    """Everything that is wrong, in one line. Where an option takes several types, what each of them requires.
-
-    For a list with wrong entries only these are named, not the alternative of a single number.
-    """
-    found: dict[str, list[str]] = {}
-    entries = error.errors()
-    in_lists = [any(isinstance(part, int) for part in entry["loc"]) for entry in entries]
-    lists = {entry["loc"][0] for entry, in_list in zip(entries, in_lists, strict=True) if in_list}
-    for entry, in_list in zip(entries, in_lists, strict=True):
-        if entry["loc"] and entry["loc"][0] in lists and not in_list:
-            continue
-        where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
-        field = options.model_fields.get(str(entry["loc"][0])) if entry["loc"] else None
-        fractions = field is not None and _holds_floats(field.annotation)
-        listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if fractions else "[1,2]")
-        message = plain(entry["msg"].removeprefix("Value error, ").replace("a valid tuple", listed))
-        messages = found.setdefault(where, [])
-        messages.append(message.removeprefix("must be ") if messages else message)
-    return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitrim.data.decoding import EncodedImages, decode, place, to_tensor
-from vitrim.errors import DataError, check_whole
+from vitrim.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -243,7 +243,6 @@ def batches(
         An iterable of batches with a length; for an `ImageDataset` (B, C, H, W) float32 images and (B,) int64 labels.
 
     Raises:
-        VitrimError: batch_size or limit is not a whole number of at least 1, or workers of at least 0.
         DataError: while iterating, an unreadable image.
 
     Example:
@@ -251,7 +250,6 @@ def batches(
         >>> [x.tolist() for (x,) in batches(TensorDataset(torch.arange(10)), 2, limit=4)]
         [[0, 3], [6, 9]]
     """
-    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     count = len(cast(Sized, dataset))
     if limit is not None and limit < count:
         dataset = Subset(dataset, spread(count, limit).tolist())
@@ -283,12 +281,7 @@ def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]
 
     Example:
         >>> spread(10, 4).tolist()
-        [0, 3, 6, 9]
-
-    Raises:
-        VitrimError: ``limit`` is not a whole number of at least 1.
-    """
-    check_whole(limit=(limit, 1))
+        [0, 3, 6, 9]"""
     if limit is None or limit >= count:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))

@@ -77,8 +77,6 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
                 f"{source} has {self.num_classes} classes; at most {IGNORED}: {IGNORED} is an ignored pixel"
             )
         ignored = [ignore] if isinstance(ignore, int) else ignore
-        if not isinstance(ignored, Sequence) or any(type(value) is not int for value in ignored):
-            raise DataError(f"ignore={ignore!r} is no pixel value; valid: a whole number, or a list of them")
         given = {value: value for value in range(self.num_classes)} if relabel is None else dict(relabel)
         self.table = np.full(2**16, -1, dtype=np.int16)
         for value, label in (given | dict.fromkeys(ignored, IGNORED)).items():
@@ -301,8 +299,6 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
     listed = isinstance(class_names, Sequence) and not isinstance(class_names, str)
     if class_names is not None and not (listed and all(isinstance(name, str) for name in class_names)):
         raise DataError(f'class_names={class_names} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
-    if num_classes is not None and (isinstance(num_classes, bool) or not isinstance(num_classes, int)):
-        raise DataError(f"num_classes={num_classes} is not a whole number")
     count = len(class_names or ()) if num_classes is None else num_classes
     if count < 1 or (class_names is not None and len(class_names) != count):
         names = "" if class_names is None else f" and {len(class_names)} class names"

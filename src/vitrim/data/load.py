@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrim.checked import checked_call
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import from_folder, split_folders
 from vitrim.data.paths import HUB_PREFIX, check_given, check_regular, existing, splits_in_names
@@ -30,6 +31,7 @@ HOLD_OUT_SEED = 0
 """Seed of held-out images, which is not a recipe's: see `hold_out`."""
 
 
+@checked_call
 def load_data(
     source: str | Path,
     *,
@@ -74,7 +76,8 @@ def load_data(
         `DetectionDataset`.
 
     Raises:
-        DataError: source, reader, option, split or column does not exist or is ambiguous; there are no images; files
+        VitrimError: an argument or an option of a wrong type, or that the reader does not have.
+        DataError: source, reader, split or column does not exist or is ambiguous; there are no images; files
             are missing or damaged; labels are not integers >= 0; the data does not fit the task.
         MissingPackageError: the source needs the package `datasets`, which is not installed.
 
@@ -135,32 +138,28 @@ def _from_reader(name: str, path: str, task: str | None, split: str | None, opti
     if kind not in forms:
         raise DataError(f"reader {name} has no data of task {task}; it has data of: {', '.join(forms)}")
     reader = forms[kind]
-    _check_options(name, reader, options)
     for_task = {"task": kind} if "task" in inspect.signature(reader).parameters else {}
-    return reader(path, split=split, **for_task, **options)
+    return checked_call(reader, name)(path, split=split, **for_task, **options)
 
 
 def _from_table(source: str, files: list[Path], task: str | None, split: str | None, options: dict[str, Any]) -> Data:
     """The dataset of parquet ``files``, or of the Hub if there are none."""
     if task in ("multilabel", "instances"):
         raise DataError(f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}")
-    if task in (None, "classification"):
-        _check_columns_only(source, options)
-        table, chosen, _, _ = open_table(source, files, split)
-        return from_table(table, source, chosen, partial(class_texts, source, files), **options)
-    form = masks_from_table if task == "segmentation" else boxes_from_table
-    _check_options(f"a table for {task}", form, options)
     table, chosen, _, _ = open_table(source, files, split)
-    return form(table, source, chosen, **options)
+    if task in (None, "classification"):
+        texts = partial(class_texts, source, files)
+        return checked_call(from_table, "a table of images")(table, source, chosen, texts, **options)
+    form: Callable[..., Data] = masks_from_table if task == "segmentation" else boxes_from_table
+    return checked_call(form, f"a table for {task}")(table, source, chosen, **options)
 
 
 def _from_images(source: str, task: str | None, split: str | None, options: dict[str, Any]) -> ImageDataset:
     """The dataset of a folder of images."""
     if task not in (None, "classification"):
         raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
-    _check_columns_only(source, options)
     if options:
-        raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
+        raise DataError(f"{source} is a folder of images, without columns and options: leave out {', '.join(options)}")
     return from_folder(existing(source), source, split)
 
 
@@ -269,6 +268,7 @@ def splits_of(source: str | Path) -> list[str] | None:
     return [] if path.is_file() else split_folders(path)
 
 
+@checked_call
 def load_images(
     source: str | Path,
     *,
@@ -298,17 +298,3 @@ def load_images(
     if not isinstance(dataset, ImageDataset):
         raise DataError(f"images of {source} have several labels each, where one is needed: it is of task multilabel")
     return dataset
-
-
-def _check_options(name: str, form: Callable[..., Any], options: dict[str, Any]) -> None:
-    parameters = inspect.signature(form).parameters.values()
-    valid = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in ("split", "task")]
-    for option in options:
-        if option not in valid:
-            raise DataError(f"{name} has no option {option!r}; valid: {', '.join(valid) or 'none'}")
-
-
-def _check_columns_only(source: str, options: dict[str, Any]) -> None:
-    others = [name for name in options if name not in ("image_column", "label_column")]
-    if others:
-        raise DataError(f"{source} has no options ({', '.join(others)}): they are of readers, e.g. nus_wide:PATH")

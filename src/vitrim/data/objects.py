@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrim.errors import DataError, MissingPackageError
+from vitrim.errors import DataError, check_installed
 
 SLACK = 1.0
 """Pixels that a box may reach beyond its image, because coordinates are rounded; they are cut off."""
@@ -113,13 +113,8 @@ def areas(boxes: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def import_pycocotools() -> Any:
-    try:
-        return importlib.import_module("pycocotools.mask")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "pycocotools":  # one of its dependencies is missing
-            raise
-        message = "outlines and average precision need the package 'pycocotools': pip install 'vitrim[dense]'"
-        raise MissingPackageError(message) from error
+    check_installed("average precision of boxes and outlines", "pycocotools")
+    return importlib.import_module("pycocotools.mask")
 
 
 class Outline(NamedTuple):

@@ -77,22 +77,18 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
 
 
 def check_given(source: str | Path, **names: str | None) -> None:
-    """Refuse names that are not texts, and empty ones, such as unset shell variables, which would mean this folder.
+    """Refuse empty names, such as unset shell variables, which would mean this folder.
 
     ``names`` are the other arguments that are names, such as ``split``; None is a default.
 
     Example:
-        >>> check_given("x.parquet", split=5)
+        >>> check_given("x.parquet", split="")
         Traceback (most recent call last):
-        vitrim.errors.DataError: split is a text, not 5
+        vitrim.errors.DataError: the split of x.parquet has an empty name: name one, or leave it out
     """
-    if not isinstance(source, str | os.PathLike):
-        raise DataError(f"the images are {source!r:.60}; valid: a path, or a text such as {HUB_PREFIX}owner/name")
     if not str(source).strip():
         raise DataError(f"the images have an empty name; valid: a path, or {HUB_PREFIX}owner/name")
     for argument, name in names.items():
-        if name is not None and not isinstance(name, str):
-            raise DataError(f"{argument} is a text, not {name!r:.60}")
         if name is not None and not name.strip():
             what = argument.replace("_", " ")
             raise DataError(f"the {what} of {source} has an empty name: name one, or leave it out")

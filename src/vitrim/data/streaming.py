@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from vitrim.checked import checked_call
 from vitrim.data.decoding import decode, place, to_tensor
 from vitrim.data.paths import HUB_PREFIX, check_given, existing
 from vitrim.data.tables import (
@@ -156,6 +157,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         return len(self.class_names)
 
 
+@checked_call
 def stream_images(
     source: str | Path,
     *,

@@ -18,7 +18,7 @@ from vitrim.data.dense import IGNORED, DetectionDataset, SegmentationDataset
 from vitrim.data.folders import numbered
 from vitrim.data.objects import from_corner_and_size
 from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files, visible
-from vitrim.errors import DataError, MissingPackageError, first_line
+from vitrim.errors import DataError, check_installed, first_line
 
 _BYTES, _PATHS = ("binary", "null"), ("string", "null")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -82,13 +82,8 @@ def encoded_image(value: Any) -> bytes | Path | None:
 
 
 def import_datasets() -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ModuleNotFoundError as error:
-        if error.name != "datasets":  # installed, but one of its dependencies is not
-            raise
-        message = "reading tables, archives and Hub datasets needs the package 'datasets': pip install 'vitrim[data]'"
-        raise MissingPackageError(message) from error
+    check_installed("reading tables, archives and Hub datasets", "datasets")
+    return importlib.import_module("datasets")
 
 
 def escaped(files: list[Path]) -> list[str]:

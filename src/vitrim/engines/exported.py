@@ -14,20 +14,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitrim.checked import Positive, checked_call
 from vitrim.core.library import Library
 from vitrim.core.plan import Preprocessing
 from vitrim.core.registry import register_library
 from vitrim.engines.formats import format_named, formats
 from vitrim.engines.formats.base import PRECISIONS, Array, Format, Run, as_array
 from vitrim.engines.program import as_read
-from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
-from vitrim.files import as_path, json_text
+from vitrim.errors import VitrimError, check_known, first_line, os_errors
+from vitrim.files import json_text
 from vitrim.report import Report
 
 try:
@@ -78,7 +79,6 @@ class Exported:
     report: Report | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_whole(threads=(self.threads, 1))
         if self.threads is not None and not self.kind.own_threads:
             raise VitrimError(
                 f"threads of {self.format} files are torch's: leave threads out, and call "
@@ -91,7 +91,8 @@ class Exported:
         return f"{self.path}: {made or 'a model'} for {self.engine} in {self.precision}; takes ({shape})"
 
     @classmethod
-    def open(cls, path: str | Path, *, threads: int | None = None, trust: bool = False) -> Exported:
+    @checked_call
+    def open(cls, path: str | Path, *, threads: Positive | None = None, trust: bool = False) -> Self:
         """Open an exported file and read its metadata. This never runs code in the file.
 
         Args:
@@ -103,7 +104,7 @@ class Exported:
             VitrimError: there is no such file, `vitrim.export` did not write it, it is damaged, its weights are in
                 another folder, its engine is not installed, or threads for an engine without its own.
         """
-        path = as_path(path)
+        path = Path(path)
         if not path.is_file():
             raise VitrimError(f"no exported model at {path}")
         format_named(None, path)  # refuses unknown suffixes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -271,6 +271,7 @@ _PART_OF = {
 }
 
 
+Convention = Literal["all", "no-attention", "no-norm"]
 CONVENTIONS: dict[str, tuple[str, ...]] = {
     "all": PARTS,
     "no-attention": ("linear", "exchange", "matching", "norm"),

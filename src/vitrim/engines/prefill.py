@@ -10,17 +10,17 @@ an answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from vitrim.checked import Natural, checked
 from vitrim.core.reduce import handle_of, reduce_, reduced_parts, restore_
 from vitrim.core.registry import find_host, find_vision_language, host_of, parse_selector, vision_language
 from vitrim.core.selection import Selector
-from vitrim.errors import VitrimError, check_whole
+from vitrim.errors import VitrimError
 
 TEXT = 32
 """Default number of text tokens in a prompt: a short question."""
@@ -154,7 +154,7 @@ def cache_bytes(cache: Any, prompts: int) -> float | None:
     return sum(value.nbytes for value in held.values()) / prompts
 
 
-@dataclass(frozen=True)
+@checked
 class Prompt:
     """The prompt for counting and timing a vision-language model; other models have none.
 
@@ -171,10 +171,9 @@ class Prompt:
     text: int | None = None
     images: int | None = None
     select: Selector | str | None = None
-    new_tokens: int | None = None
+    new_tokens: Natural | None = None
 
     def __post_init__(self) -> None:
-        check_whole(new_tokens=(self.new_tokens, 0))
         if isinstance(self.select, str):
             object.__setattr__(self, "select", parse_selector(self.select))
 

@@ -10,24 +10,26 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
+from vitrim.checked import checked
 from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import get_reduction, reduce_, restore_
 from vitrim.core.registry import ask, input_size_of
 from vitrim.engines.copies import shared_copy
 from vitrim.engines.exported import Exported, sidecar, size_of, staged, weights_beside
-from vitrim.engines.formats.base import PRECISIONS, Array, Format, Graph, as_array
+from vitrim.engines.formats.base import OPSETS, PRECISIONS, Array, Format, Graph, as_array
 from vitrim.engines.macs import count_macs
 from vitrim.engines.parity import check as compare
 from vitrim.engines.parity import highest_share
-from vitrim.engines.program import Program, trace
-from vitrim.errors import ReductionWarning, VitrimError, check_kinds, first_line
+from vitrim.engines.program import MAX_BATCH, Program, trace
+from vitrim.errors import ReductionWarning, VitrimError, first_line
 from vitrim.files import json_text
 from vitrim.version import __version__
 
@@ -37,6 +39,7 @@ CHECKED = 64
 """Default number of random images for the parity check."""
 
 MAX_SIDE = 4096
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 """Largest side in pixels: beyond, a model may need gigabytes or hours before it refuses the size."""
 
 MOST_TOLD = 2**16
@@ -51,7 +54,7 @@ less (`highest_share`) is wrong. Of 1,000 photographs 84.8 (`vid_tldr`) to 96.4 
 (`tofu`) to 95.4 % on DeiT-T (docs/results/engines.md)."""
 
 
-@dataclass(frozen=True)
+@checked
 class FileSpec:
     """The file that `export` writes; the suffix and the defaults are often enough.
 
@@ -68,30 +71,13 @@ class FileSpec:
     """
 
     to: str | None = None
-    batch: int | None = None
-    opset: int = 20
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
+    opset: Annotated[int, Field(ge=OPSETS.start, lt=OPSETS.stop)] = 20
     precision: str = "fp32"
     preprocess: bool = False
-    size: int | tuple[int, int] | None = None
+    size: Side | tuple[Side, Side] | None = None
     name: str | None = None
     classes: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        check_kinds(to=self.to, precision=self.precision, name=self.name)
-        size, classes = self.size, self.classes
-        sides = size if isinstance(size, tuple | list) and len(size) == 2 else (size,)
-        if size is not None and any(type(side) is not int for side in sides):
-            raise VitrimError(f"size is a whole number, or height and width, not {size!r:.60}")
-        listed = isinstance(classes, Sequence) and not isinstance(classes, str)
-        if classes is not None and not (listed and all(isinstance(one, str) for one in classes)):
-            raise VitrimError(f"classes are texts, the name of every class, not {classes!r:.60}")
-
-    @classmethod
-    def of(cls, file: FileSpec | None) -> FileSpec:
-        """``file``, by default without options."""
-        if not isinstance(file, FileSpec | None):
-            raise VitrimError(f"file is a vitrim.FileSpec, not {file!r:.60}")
-        return file or cls()
 
 
 @dataclass(frozen=True)
@@ -283,8 +269,6 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
         return channels, height, width
     rows, columns = (size, size) if isinstance(size, int) else size
     shape = (channels, rows, columns)
-    if not 1 <= min(shape) <= max(rows, columns) <= MAX_SIDE:
-        raise VitrimError(f"size={size} must be from 1 to {MAX_SIDE}")
     try:
         with torch.inference_mode():
             model(torch.zeros(1, channels, 1, 1).expand(1, *shape))  # needs no memory if the shape is refused

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of
 from vitrim.core.registry import ask, fitting, parse_method, reducible
@@ -31,10 +33,10 @@ from vitrim.engines.machine import drawing, environment, select_device
 from vitrim.engines.macs import count_macs
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.engines.runnable import Module, Runnable, outputs
-from vitrim.errors import VitrimError, check_read, one_line_errors
-from vitrim.loading import MADE, ModelSpec
+from vitrim.errors import VitrimError, one_line_errors
+from vitrim.loading import PlacedModel
 from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_kept, file_words, load, parted
-from vitrim.measure.inputs import WHERE, DataSpec, open_images, random_images, untrained_counts, untrained_notes
+from vitrim.measure.inputs import DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -61,13 +63,17 @@ RING = 32
 MAX_BATCH = 2**20
 """Far above any useful batch: a typing error is reported at once, not by a library that runs out of memory."""
 
+BatchSizes: TypeAlias = (
+    Annotated[int, Field(ge=1, le=MAX_BATCH)]
+    | Annotated[Sequence[Annotated[int, Field(ge=1, le=MAX_BATCH)]], Field(min_length=1)]
+)
 Tell: TypeAlias = Callable[[str], None]
 
 WHOLE = "whole model"
 """The ``part`` of rows of an entire dense-prediction model."""
 
 
-def place_of(spec: ModelSpec) -> torch.device:
+def place_of(spec: PlacedModel) -> torch.device:
     """The device of a model: of its spec if given by name, else of its parameters; `VitrimError` if they differ."""
     selected = select_device(str(spec.device or "cpu"))
     if spec.named or isinstance(spec.model, Exported):
@@ -81,16 +87,17 @@ def place_of(spec: ModelSpec) -> torch.device:
     return place
 
 
+@checked_call
 def bench(
     model: AnyModel,
     methods: MethodsAndFiles = None,
     images: Any = None,
     *,
-    batch_size: int | Sequence[int] = (1, 8, 32),
+    batch_size: BatchSizes = (1, 8, 32),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
     budget: Budget | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     on_report: Callable[[SpeedReport], None] | None = None,
     on_progress: Tell | None = None,
 ) -> SpeedReport:
@@ -104,7 +111,7 @@ def bench(
 
     Args:
         model: a module, which is not changed and runs on its device, a name as on the command line, or a
-            `vitrim.ModelSpec`; a reduced module is timed beside its dense self. Or a `vitrim.Exported` file, which is
+            `vitrim.PlacedModel`; a reduced module is timed beside its dense self. Or a `vitrim.Exported` file, which is
             then the baseline.
         methods: one or several, configs or text; added to those of a reduced model. A model that cannot be reduced,
             such as Swin, is timed alone, without methods or under ``none``. Exported files among them are timed in the
@@ -137,11 +144,9 @@ def bench(
         >>> [(row["method"], row["batch_size"], row["rounds"]) for row in report.rows]
         [('dense', 2, 1), ('tome:r=1', 2, 1)]
     """
-    spec, sizes, budget = ModelSpec.of(model), batch_sizes(batch_size), budget or Budget()
+    spec, sizes, budget = PlacedModel.of(model), batch_sizes(batch_size), budget or Budget()
     prompt = images if isinstance(images, Prompt) else Prompt()
     source = DataSpec.of(None if isinstance(images, Prompt) else images)
-    check_read(spec, (*MADE, "device"))
-    check_read(source, WHERE)
     given, beside = parted(methods)
     place = place_of(spec)
     file = spec.model if isinstance(spec.model, Exported) else None
@@ -161,6 +166,8 @@ def bench(
             host, configs = _contestants(own.model, given, prompt, source)
             check_methods(host, configs, engines, sizes, learned, on_random=source.source is None)
         dataset = open_images(host, source)
+        if dataset is not None and source.limit is not None:
+            dataset = dataset.part(spread(len(dataset), source.limit).tolist())
         check_enough(dataset, max(sizes))
         speeds = Speeds(host, configs, dataset, engines, budget, seed, learned, beside, scored=True)
         shown = None if dataset is None else source.name(dataset)
@@ -303,13 +310,7 @@ def check_enough(dataset: ImageDataset | None, count: int) -> None:
 
 
 def batch_sizes(given: int | Sequence[int]) -> list[int]:
-    sizes = list(dict.fromkeys(given if isinstance(given, Sequence) and not isinstance(given, str) else [given]))
-    for size in sizes or ("",):
-        if type(size) is not int or not 1 <= size <= MAX_BATCH:
-            raise VitrimError(
-                f"unexpected batch size '{size}'; valid batch sizes: whole numbers from 1 to {MAX_BATCH}, as in 1,8"
-            )
-    return sizes
+    return list(dict.fromkeys([given] if isinstance(given, int) else given))
 
 
 def adaptive_one(methods: Mapping[str, MethodConfig]) -> str | None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, fitting
@@ -22,14 +23,24 @@ from vitrim.engines.copies import take_learned
 from vitrim.engines.engine import Engine, compilation, engines_named, listed
 from vitrim.engines.exported import Exported
 from vitrim.engines.machine import drawing, environment
-from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_errors
-from vitrim.loading import MADE, Loaded, ModelSpec
-from vitrim.measure.bench import Speeds, Tell, batch_sizes, check_alone, check_enough, check_methods, in_dtype, place_of
+from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
+from vitrim.loading import Loaded, ModelSpec, PlacedModel
+from vitrim.measure.bench import (
+    BatchSizes,
+    Speeds,
+    Tell,
+    batch_sizes,
+    check_alone,
+    check_enough,
+    check_methods,
+    in_dtype,
+    place_of,
+)
 from vitrim.measure.comparison import Comparison
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.evaluation import paired_probes, standard_probes
 from vitrim.measure.in_files import MethodsAndFiles, check_alike, file_words, parted
-from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec, untrained_methods
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData, untrained_methods
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
@@ -43,16 +54,17 @@ UNTOLD = ("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end")
 """Columns of rows in fp32 that engines do not tell; nor, without what the head reads, the cosine."""
 
 
+@checked_call
 def compare(
     model: nn.Module | str | ModelSpec,
     methods: MethodsAndFiles,
     data: Any,
     *,
-    at: int | Sequence[int] = (1, 8),
+    at: BatchSizes = (1, 8),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
     budget: Budget | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     on_report: Callable[[Comparison], None] | None = None,
     on_progress: Tell | None = None,
 ) -> Comparison:
@@ -66,11 +78,11 @@ def compare(
 
     Args:
         model: an unreduced module, which is not changed and runs on its device, a name as on the command line, or a
-            `vitrim.ModelSpec`.
+            `vitrim.PlacedModel`.
         methods: one or several, configs or text; the picture joins the settings of one method. For a model that cannot
             be reduced, such as Swin, none at all, or ``none``. Exported files among them have a row each and are scored
             and timed on their own engine.
-        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`.
+        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.ScoredData`.
         at: batch sizes to time.
         engine, budget, seed, on_progress: see `vitrim.bench`.
         precision: fp32, bf16, fp16, int8, or several; losses are relative to the dense model in fp32. int8 is
@@ -101,9 +113,7 @@ def compare(
         >>> [(row["method"], row["images"], row["speeds"][0]["batch_size"]) for row in report.rows]
         [('dense', 2, 2), ('tome:r=2', 2, 2)]
     """
-    spec, images, sizes, budget = ModelSpec.of(model), DataSpec.of(data), batch_sizes(at), budget or Budget()
-    check_read(spec, (*MADE, "device"))
-    check_read(images, SCORED)
+    spec, images, sizes, budget = PlacedModel.of(model), ScoredData.of(data), batch_sizes(at), budget or Budget()
     given, beside = parted(methods)
     place = place_of(spec)
     engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
@@ -186,7 +196,7 @@ class _Contest:
     files: Mapping[str, Exported]
     lower: Sequence[Engine]
     task: Task
-    images: DataSpec
+    images: ScoredData
     dataset: Any
 
     def check(self) -> None:

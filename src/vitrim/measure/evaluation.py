@@ -16,21 +16,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask
 from vitrim.data import DataError
 from vitrim.engines.copies import apart
 from vitrim.engines.exported import Exported
 from vitrim.engines.machine import drawing, environment, select_device
-from vitrim.errors import VitrimError, check_kinds, check_known, check_read, one_line_errors
+from vitrim.errors import VitrimError, check_known, one_line_errors
 from vitrim.files import check_folder
-from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.loading import Loaded, ScoredModel
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
 from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, check_kept, file_words, load, parted
-from vitrim.measure.inputs import EMBEDDING, SCORED, DataSpec, task_name, untrained_methods
+from vitrim.measure.inputs import EMBEDDING, ScoredData, task_name, untrained_methods
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (
@@ -47,7 +48,8 @@ from vitrim.measure.probes import (
 from vitrim.measure.records import Processes, Row, read
 from vitrim.measure.run import Findings, Measurement, Partial
 from vitrim.measure.task_data import DATASETS, data_facts, open_task, task_of
-from vitrim.report import Report, Results
+from vitrim.report import Report
+from vitrim.results import Results, ScoredResults
 from vitrim.tasks import Task
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -87,13 +89,14 @@ def paired_probes(task: Task) -> list[Probe]:
     return [PairedAP(task)] if task.several or importlib.util.find_spec("pycocotools") is not None else []
 
 
+@checked_call
 def evaluate(
     model: AnyModel,
     methods: MethodsAndFiles,
     data: Any,
     *,
     out: str | Path | Results | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     on_progress: Callable[[int, int | None], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Report:
@@ -103,16 +106,16 @@ def evaluate(
     and all return the same rows.
 
     Args:
-        model: a module, which is not changed, a name as on the command line, or a `vitrim.ModelSpec`. A reduced module
-            is evaluated beside its dense self. Or a `vitrim.Exported` file.
+        model: a module, which is not changed, a name as on the command line, or a `vitrim.ScoredModel`. A reduced
+            module is evaluated beside its dense self. Or a `vitrim.Exported` file.
         methods: one or several, configs or text such as ``"tome:r=13"``; None for the dense model and, if the model is
             reduced, its own reduction. Exported files among them are scored on the same images.
-        data: a source or a dataset, see `vitrim.open_data`, or a `vitrim.DataSpec`. Or batches, read once: pairs of
+        data: a source or a dataset, see `vitrim.open_data`, or a `vitrim.ScoredData`. Or batches, read once: pairs of
             images (B, C, H, W) and targets, which are labels (B,) for classification, and (B, K) of 0 and 1 for several
-            labels per image. With batches, the task of a `vitrim.DataSpec` may be multilabel or a `Task`.
-        out: folder that stores intermediate results every half minute, or a `vitrim.Results`, which can also request
-            the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier: a row per
-            image with its index, file, label, and every model's class and probability.
+            labels per image. With batches, the task of a `vitrim.ScoredData` may be multilabel or a `Task`.
+        out: folder that stores intermediate results every half minute, or `vitrim.ScoredResults`, which can also
+            request the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier: a
+            row per image with its index, file, label, and every model's class and probability.
         seed: seed of random weights and of methods that draw at random; the global generators do not change.
         on_progress: called after every batch with the number of images this process has seen, and its total or None.
         on_report: called with the partial report if the pass is interrupted, also by Ctrl-C; the exception is raised
@@ -140,12 +143,8 @@ def evaluate(
         >>> [(row["method"], row["tokens_per_block"][0]) for row in evaluate(model, "tome:r=8", batches).rows]
         [('dense', 101), ('tome:r=8', 93)]
     """
-    spec, images, results = ModelSpec.of(model), DataSpec.of(data), Results.of(out)
-    check_read(spec, (*MADE, "device", "dtype", "learned"))
-    check_read(images, SCORED)
-    check_read(results, ("resume", "decisions", "predictions"))
+    spec, images, results = ScoredModel.of(model), ScoredData.of(data), ScoredResults.of(out)
     configs, files = parted(methods)
-    check_kinds(on_progress=on_progress, on_report=on_report)
     if results.predictions is not None:
         check_predictions(Path(results.predictions))
     spec = _placed(spec)
@@ -216,7 +215,7 @@ class _Opened:
         return rows
 
 
-def _placed(spec: ModelSpec) -> ModelSpec:
+def _placed(spec: ScoredModel) -> ScoredModel:
     """Add the command line's defaults to a name; a module has its own device and dtype. The dtype becomes torch's."""
     dtype = spec.dtype
     if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -228,9 +227,9 @@ def _placed(spec: ModelSpec) -> ModelSpec:
 
 
 def _open(
-    spec: ModelSpec,
-    images: DataSpec,
-    results: Results,
+    spec: ScoredModel,
+    images: ScoredData,
+    results: ScoredResults,
     methods: Sequence[MethodConfig],
     files: list[Exported],
     device: torch.device | None,
@@ -263,7 +262,7 @@ def _open(
     return _Opened(loaded, task, dataset, data, models, [config.describe() for config in configs], untrained, content)
 
 
-def _task_and_images(loaded: Loaded, images: DataSpec, results: Results) -> tuple[Task, Any, dict[str, Any]]:
+def _task_and_images(loaded: Loaded, images: ScoredData, results: ScoredResults) -> tuple[Task, Any, dict[str, Any]]:
     """The task, the dataset or None for batches, and the facts about the images."""
     if not isinstance(images.source, (str, Path, *DATASETS)):
         unknown = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
@@ -275,7 +274,7 @@ def _task_and_images(loaded: Loaded, images: DataSpec, results: Results) -> tupl
     return task, dataset, data_facts(dataset, images.name(dataset), images.limit, batch_size)
 
 
-def _task_of_batches(model: nn.Module, images: DataSpec, results: Results) -> Task:
+def _task_of_batches(model: nn.Module, images: ScoredData, results: ScoredResults) -> Task:
     reading = {**images.columns, "data_options": images.options, "protocol": images.protocol, "limit": images.limit}
     unread = next((name for name, value in {**reading, "out": results.folder}.items() if value), None)
     if unread is not None:
@@ -287,7 +286,7 @@ def _task_of_batches(model: nn.Module, images: DataSpec, results: Results) -> Ta
     return task_of(model, None, images.task if free else task_name(model, images.task))
 
 
-def _probes(opened: _Opened, results: Results) -> list[Probe]:
+def _probes(opened: _Opened, results: ScoredResults) -> list[Probe]:
     """The probes of the task, and those of the results that were asked for."""
     task = opened.task
     if results.decisions is not None and opened.files:
@@ -331,7 +330,7 @@ def _settings(opened: _Opened, facts: dict[str, Any]) -> dict[str, Any]:
 def _follow(
     measurement: Measurement,
     opened: _Opened,
-    images: DataSpec,
+    images: ScoredData,
     partial: Partial | None,
     on_progress: Callable[[int, int | None], None] | None,
 ) -> None:
@@ -361,7 +360,7 @@ def _publish(
     opened: _Opened,
     facts: dict[str, Any],
     partial: Partial | None,
-    results: Results,
+    results: ScoredResults,
     problem: str | None,
 ) -> Report:
     """The report of what was gathered until the end, or a ``problem``; the first process writes its files."""

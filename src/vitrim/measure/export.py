@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrim.checked import Natural, Seed, checked_call
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.reduce import get_reduction, reduce_
 from vitrim.core.registry import fitting, input_size_of, parse_method
@@ -23,15 +24,15 @@ from vitrim.engines import static
 from vitrim.engines.copies import Apart, apart, shared_copy, take_learned
 from vitrim.engines.exported import Exported, sidecar, weights_beside
 from vitrim.engines.formats import format_named
-from vitrim.engines.formats.base import OPSETS, Format, check_quantiser
+from vitrim.engines.formats.base import Format, check_quantiser
 from vitrim.engines.machine import drawing, environment
-from vitrim.engines.program import MAX_BATCH, as_read
+from vitrim.engines.program import as_read
 from vitrim.engines.writing import CHECKED, Draft, FileSpec, random_batch, write
-from vitrim.errors import VitrimError, check_known, check_read, check_whole
-from vitrim.files import as_path, check_file
-from vitrim.loading import MADE, ModelSpec
+from vitrim.errors import VitrimError, check_known
+from vitrim.files import check_file
+from vitrim.loading import ModelSpec
 from vitrim.measure import bench as timing
-from vitrim.measure.inputs import WHERE, DataSpec, open_images
+from vitrim.measure.inputs import DataSpec, open_images
 from vitrim.measure.records import Row
 from vitrim.measure.speed_report import SpeedReport
 from vitrim.report import DENSE
@@ -44,17 +45,18 @@ CALLS = {"freeze": "freeze", "capacity": "bound"}
 """The functions of `vitrim.engines.static` behind options of the command."""
 
 
+@checked_call
 def export(
     model: nn.Module | str | ModelSpec,
     method: MethodConfig | str | None,
     path: str | Path,
     file: FileSpec | None = None,
     *,
-    check: int | Tensor = CHECKED,
+    check: Natural | Tensor = CHECKED,
     images: Any = None,
     freeze: bool | float = False,
     bench: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` is not changed.
@@ -102,12 +104,9 @@ def export(
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]
         ('tome:r=2', [15, 13])
     """
-    spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), FileSpec.of(file)
-    check_read(spec, MADE)
-    check_read(source, (*WHERE, "limit"))
-    check_whole(check=(0 if isinstance(check, Tensor) else check, 0))
+    spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
     config = _asked_method(method, spec.model, freeze, source)
-    path = as_path(path)
+    path = Path(path)
     kind = format_named(wanted.to, path)
     _check_file(wanted, path, kind, source)
     tell = on_progress or (lambda _: None)
@@ -139,10 +138,6 @@ def export(
 
 def _check_file(wanted: FileSpec, path: Path, kind: type[Format], images: DataSpec) -> None:
     """Refuse options that the format does not support, paths that cannot be written, and int8 without images."""
-    if wanted.batch is not None and (type(wanted.batch) is not int or not 1 <= wanted.batch <= MAX_BATCH):
-        raise VitrimError(f"batch={wanted.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
-    if wanted.opset not in OPSETS:
-        raise VitrimError(f"opset={wanted.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
     check_known(f"precision of {kind.name} files", wanted.precision, (*kind.casts, *kind.makes))
     kind.check()
     if wanted.precision == "int8":
@@ -173,7 +168,7 @@ def _asked_method(
     if config is None and isinstance(model, nn.Module) and (reduction := get_reduction(model)) is not None:
         config = reduction.config
     option = "--freeze" if freeze is True else "--capacity"
-    if not isinstance(freeze, int | float) or not 0.0 < freeze <= 1.0:
+    if not 0.0 < freeze <= 1.0:
         raise VitrimError(f"{option} {freeze} must be above 0 and at most 1: the share of images that fit")
     if config is None:
         raise VitrimError(f"{option} is for a method that adapts to the images: give one with -m")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitrim.checked import Natural, Positive, Refined, checked
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, input_size_of
 from vitrim.core.saving import saved_method
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.prefill import Prefill
-from vitrim.errors import VitrimError, check_kinds, check_whole, unknown
+from vitrim.errors import VitrimError, unknown
 from vitrim.loading import ModelSpec, as_trained
 from vitrim.tasks import tasks
 
@@ -27,14 +27,8 @@ ZERO_SHOT = "zero_shot"
 """Task of a model with a text tower, which gets the names of the classes."""
 
 
-WHERE = ("split", "image_column", "label_column")
-"""Fields of a `DataSpec` that every function reads."""
-SCORED = (*WHERE, "options", "limit", "task", "protocol", "batch_size", "workers")
-"""Fields that functions which score models read."""
-
-
-@dataclass(frozen=True)
-class DataSpec:
+@checked
+class DataSpec(Refined):
     """Images and how to read them, for functions that transform and batch them for their model.
 
     Most calls can pass a source or a dataset (see `open_data`) instead.
@@ -44,12 +38,6 @@ class DataSpec:
         split, image_column, label_column, options: see `open_data`; only with a source. The option ``by_number`` also
             works with a dataset: true if labels are the indices of the model's classes, whatever their names.
         limit: largest number of images, spread evenly over the data.
-        task: task, for a model with several.
-        protocol: protocol of segmentation, such as ``{"mode": "slide"}``; overrides that of the training.
-        labels: the labels are classes of the model.
-        few: accept fewer images than a result can be detected on (`vitrim.optimize`).
-        batch_size: batch size for scoring.
-        workers: processes that read images; 0 for this one.
 
     Raises:
         VitrimError: a value of the wrong type.
@@ -60,23 +48,7 @@ class DataSpec:
     image_column: str | None = None
     label_column: str | None = None
     options: Mapping[str, Any] | None = None
-    limit: int | None = None
-    task: Any = None
-    protocol: Mapping[str, Any] | None = None
-    labels: bool = True
-    few: bool = False
-    batch_size: int = 32
-    workers: int = 0
-
-    def __post_init__(self) -> None:
-        check_kinds(split=self.split, image_column=self.image_column, label_column=self.label_column)
-        check_kinds(data_options=self.options, protocol=self.protocol)
-        check_whole(limit=(self.limit, 1), batch_size=(self.batch_size, 1), workers=(self.workers, 0))
-
-    @classmethod
-    def of(cls, data: Any) -> DataSpec:
-        """``data`` as a `DataSpec`."""
-        return data if isinstance(data, cls) else cls(data)
+    limit: Positive | None = None
 
     @property
     def by_name(self) -> bool:
@@ -91,6 +63,23 @@ class DataSpec:
     def name(self, dataset: Any) -> str:
         """The name of the source, or the source of the given ``dataset``."""
         return str(self.source) if self.by_name else str(dataset.source)
+
+
+@checked
+class ScoredData(DataSpec):
+    """Images that models are scored on.
+
+    Attributes:
+        task: task, for a model with several.
+        protocol: protocol of segmentation, such as ``{"mode": "slide"}``; overrides that of the training.
+        batch_size: batch size for scoring.
+        workers: processes that read images; 0 for this one.
+    """
+
+    task: Any = None
+    protocol: Mapping[str, Any] | None = None
+    batch_size: Positive = 32
+    workers: Natural = 0
 
 
 def open_data(
@@ -191,7 +180,7 @@ def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> An
     if spec.source is None:
         return None
     if spec.by_name:
-        dataset = load_images(str(spec.source), **spec.columns)
+        dataset = load_images(str(spec.source), **spec.columns, **(spec.options or {}))
     elif isinstance(spec.source, ImageDataset):
         dataset = copy.copy(spec.source)
     else:

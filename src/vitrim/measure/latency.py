@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from math import isnan, nan
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
-from vitrim.errors import VitrimError, check_kinds
+from vitrim.checked import Natural, Positive, checked
+from vitrim.errors import VitrimError
 
 FloatArray = NDArray[np.float64]
 
@@ -36,7 +38,7 @@ STARVED = 0.8
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@checked
 class Budget:
     """The time to spend on a measurement.
 
@@ -57,17 +59,14 @@ class Budget:
         True
     """
 
-    min_rounds: int = 10
-    min_seconds: float = 1.0
-    max_rounds: int = 1000
-    warmup_rounds: int = 3
+    min_rounds: Positive = 10
+    min_seconds: Annotated[float, Field(ge=0)] = 1.0
+    max_rounds: Positive = 1000
+    warmup_rounds: Natural = 3
 
     def __post_init__(self) -> None:
-        smallest = {"min_rounds": 1, "min_seconds": 0, "warmup_rounds": 0, "max_rounds": self.min_rounds}
-        check_kinds(**{name: getattr(self, name) for name in smallest})
-        for name, least in smallest.items():
-            if not getattr(self, name) >= least:
-                raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.max_rounds < self.min_rounds:
+            raise VitrimError(f"max_rounds must be at least min_rounds, {self.min_rounds}, got {self.max_rounds}")
 
     def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
         """True if ``rounds`` with a total of ``seconds`` are enough for this number of candidates."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.errors import VitrimError, check_installed
 from vitrim.files import check_file, csv_text, write_text, written
 from vitrim.measure.probes import Predictions
 from vitrim.measure.run import Findings
@@ -24,8 +23,8 @@ def check_predictions(file: Path) -> None:
     """
     if file.suffix not in ENDINGS:
         raise VitrimError(f"predictions are written to a file that ends in {' or '.join(ENDINGS)}, not to {file}")
-    if file.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise MissingPackageError("parquet files need the package pyarrow: pip install 'vitrim[data]', or write .csv")
+    if file.suffix == ".parquet":
+        check_installed("a parquet file", "pyarrow")
     check_file(file)
 
 

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
 from vitrim.data import ImageDataset, batches, load_images
 from vitrim.engines.copies import apart
 from vitrim.engines.machine import drawing, environment
-from vitrim.engines.macs import CONVENTIONS, PARTS, Profile, profile_of
+from vitrim.engines.macs import PARTS, Convention, Profile, profile_of
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
-from vitrim.errors import VitrimError, check_known, check_read, check_whole, one_line_errors
-from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.errors import VitrimError, one_line_errors
+from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.inputs import (
-    WHERE,
     DataSpec,
     image_shape,
     open_images,
@@ -37,15 +37,16 @@ IMAGES = 32
 GROUPS_SHOWN = 6
 
 
+@checked_call
 def profile(
     models: nn.Module | str | ModelSpec | Sequence[nn.Module | str | ModelSpec],
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     *,
-    convention: str = "all",
-    batch_size: int = 8,
+    convention: Convention = "all",
+    batch_size: Positive = 8,
     images: Any = None,
     prompt: Prompt | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Report:
     """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
 
@@ -83,17 +84,10 @@ def profile(
         28.0 % of the multiply-accumulates saved
     """
     configs = [config for config in parse_methods(methods) if config.describe() != "none"]
-    check_whole(batch_size=(batch_size, 1))
     spec, prompt = DataSpec.of(images), prompt or Prompt()
     if not isinstance(spec.source, str | Path | ImageDataset | None):
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(spec.source).__name__}")
     given = ModelSpec.each(models)
-    check_read(spec, (*WHERE, "limit"))
-    for one in given:
-        check_read(one, MADE)
-    if not all(isinstance(one.model, str | nn.Module) for one in given):
-        raise VitrimError(f"expected a model or its name, or a list of them, got {models!r:.60}")
-    check_known("convention", convention, CONVENTIONS)
     adaptive = _adaptive(given, configs)
     content = _content(spec, adaptive, batch_size, seed)
     # only shapes matter, unless a method depends on the content
@@ -168,7 +162,7 @@ def _content(spec: DataSpec, adaptive: Sequence[str], batch_size: int, seed: int
         return _Content(images if adaptive else None, images.source, min(count, len(images)), batch_size, seed)
     if images is None or not adaptive:
         return _Content(None, None if images is None else str(images), count, batch_size, seed)
-    dataset = load_images(images, **spec.columns)
+    dataset = load_images(images, **spec.columns, **(spec.options or {}))
     return _Content(dataset, str(images), min(count, len(dataset)), batch_size, seed)
 
 

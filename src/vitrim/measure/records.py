@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitrim.data import DataError, spread
-from vitrim.errors import MissingPackageError
+from vitrim.errors import check_installed
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,7 @@ class Processes:
         """
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
-        if importlib.util.find_spec("accelerate") is None:
-            raise MissingPackageError("several processes need the package accelerate: pip install 'vitrim[train]'")
+        check_installed("a run of several processes", "accelerate")
         from accelerate import PartialState
 
         state = PartialState(cpu=device == "cpu")

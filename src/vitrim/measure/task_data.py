@@ -14,7 +14,7 @@ from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError
 from vitrim.loading import Loaded, as_trained
-from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, DataSpec, open_data, task_name
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData, open_data, task_name
 from vitrim.tasks import Task, make_task
 from vitrim.tasks.classes import BY_NUMBER
 
@@ -101,7 +101,7 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
         >>> task.name, dataset[0][0].shape
         ('classification', torch.Size([3, 160, 160]))
     """
-    spec = DataSpec.of(data)
+    spec = ScoredData.of(data)
     model = loaded.model
     rules, trained = as_trained(loaded.name, spec.protocol)
     options = dict(spec.options or {})

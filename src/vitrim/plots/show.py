@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitrim.checked import Natural, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.selection import Selector
@@ -20,18 +21,19 @@ from vitrim.data import eval_transform, spread
 from vitrim.data.transforms import geometry_of
 from vitrim.engines.machine import drawing, environment, select_device
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
-from vitrim.errors import VitrimError, check_installed, check_kinds, check_known, check_read, check_whole
+from vitrim.errors import VitrimError, check_installed
 from vitrim.files import check_folder
-from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.contestants import contestants
-from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, task_name
+from vitrim.measure.inputs import EMBEDDING, DataSpec, task_name
 from vitrim.measure.task_data import open_task
 from vitrim.plots.classifier import draw_show, prepared, rows_of
 from vitrim.plots.dense import check_drawable, draw_comparison, scene
 from vitrim.plots.image_tokens import copies, draw_image_tokens, image_token_rows, preparing
 from vitrim.plots.images import Pictured, from_source, given_images, pixels_of
-from vitrim.report import Report, Results, Table
-from vitrim.style import FORMATS, encoded, save
+from vitrim.report import Report, Table
+from vitrim.results import PictureFormat, Pictures
+from vitrim.style import encoded, save
 from vitrim.tasks.classes import class_names as names_of
 
 FEW = 8
@@ -63,16 +65,17 @@ class Shown(Report):
         return "".join(f'<img src="data:image/png;base64,{one}">' for one in pictures) + super()._repr_html_()
 
 
+@checked_call
 def show(
     model: nn.Module | str | ModelSpec,
     methods: MethodConfig | str | Sequence[MethodConfig | str],
     images: Any,
     *,
-    blocks: Sequence[int] | None = None,
+    blocks: Sequence[Natural] | None = None,
     class_names: Sequence[str] | None = None,
     select: Selector | str | None = None,
-    out: str | Path | Results | None = None,
-    seed: int = 0,
+    out: str | Path | Pictures | None = None,
+    seed: Seed = 0,
     on_progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Shown:
     """Draw the patches that methods keep, block by block: a figure per image, a row per method.
@@ -83,7 +86,7 @@ def show(
     The command is ``vitrim show``.
 
     Args:
-        model: a supported classifier that is not reduced, its name, or a `vitrim.ModelSpec`. A module is not changed.
+        model: a supported classifier that is not reduced, its name, or a `vitrim.PlacedModel`. A module is not changed.
         methods: one or several, configs or their text form.
         images: one or several: image files and folders of images; or Pillow images and tensors (C, H, W), preprocessed
             (`vitrim.data.eval_transform`). Or a labelled dataset, such as from `vitrim.open_data`, or a
@@ -91,7 +94,7 @@ def show(
         blocks: the columns, from 0; default: at most eight blocks in which any method changes tokens.
         class_names: default: those of the model, of the data, or of ImageNet if the number fits; else numbers.
         select: selector of a vision-language model's image tokens, applied after every method, or alone without one.
-        out: folder for the pictures, one per image, or a `vitrim.Results`, which also sets the format (png, svg);
+        out: folder for the pictures, one per image, or a `vitrim.Pictures`, which also sets the format (png, svg);
             default: no files.
         seed: seed of random weights and of methods that draw at random. The global generators do not change.
         on_progress: called after every image with its row of the report.
@@ -112,18 +115,11 @@ def show(
         >>> sorted(shown.rows[0])
         ['dense', 'file', 'image', 'tome:r=8', 'topk:keep_rate=0.5']
     """
-    spec, data, results, configs = ModelSpec.of(model), DataSpec.of(images), Results.of(out), parse_methods(methods)
-    check_read(spec, (*MADE, "device"))
-    check_read(data, (*WHERE, "options", "limit"))
-    check_read(results, ("formats",))
-    format = results.formats if isinstance(results.formats, str) else ",".join(results.formats)
-    check_known("format", format, FORMATS)
-    check_kinds(blocks=blocks, class_names=class_names, on_progress=on_progress)
-    for block in blocks or ():
-        check_whole(block=(block, 0))
+    spec, data, results, configs = PlacedModel.of(model), DataSpec.of(images), Pictures.of(out), parse_methods(methods)
     check_installed("a picture", "matplotlib")
-    if results.path is not None:
-        check_folder(results.path)
+    folder = None if results.folder is None else Path(results.folder)
+    if folder is not None:
+        check_folder(folder)
     # a source is opened after the model, on which its reading depends
     source = hasattr(data.source, "read_image") or (isinstance(images, DataSpec) and data.by_name)
     given = None if source else given_images(data)
@@ -131,7 +127,7 @@ def show(
 
     with drawing(torch.device("cpu"), seed):
         loaded = spec.load("cpu")
-    pictures = _Pictures(loaded, device, results.path, format, seed, on_progress)
+    pictures = _Pictures(loaded, device, folder, results.formats, seed, on_progress)
     data = replace(data, limit=FEW) if source and data.limit is None else data
     host = as_measured(loaded.model, Prompt(select=select))
     if isinstance(host, Prefill):
@@ -150,7 +146,7 @@ class _Pictures:
     loaded: Loaded
     device: torch.device | None
     out: Path | None
-    format: str
+    formats: Sequence[PictureFormat]
     seed: int
     on_progress: Callable[[Mapping[str, Any]], None] | None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -159,13 +155,13 @@ class _Pictures:
 
     def add(self, name: str, title: str, figure: Any, said: Mapping[str, str]) -> None:
         """Write a figure, if there is a folder, keep the first few, and report the text ``said`` in it by model."""
-        file = None if self.out is None else self.out / f"{name}.{self.format}"
-        if file is not None:
+        files = [] if self.out is None else [self.out / f"{name}.{kind}" for kind in self.formats]
+        for file in files:
             save(figure, file)
-            self.files.append(file)
-        if file is None or len(self.figures) < FEW:
+        self.files += files
+        if not files or len(self.figures) < FEW:
             self.figures.append(figure)
-        self.rows.append({"image": title, "file": None if file is None else str(file), **said})
+        self.rows.append({"image": title, "file": str(files[0]) if files else None, **said})
         if self.on_progress is not None:
             self.on_progress(self.rows[-1])
 

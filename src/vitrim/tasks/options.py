@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from vitrim.errors import VitrimError, plain
-
-NUMBERS = (int, float, int | None, float | None)
+from vitrim.checked import Checked
 
 
-class Section(BaseModel):
-    """A part of a recipe: frozen, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _numbers_are_not_truths(cls, values: Any) -> Any:
-        """Refuse booleans for numbers: pydantic converts true to 1."""
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation in NUMBERS:
-                raise ValueError(f"{name} is a number, not {str(value).lower()}")
-        return values
-
-
-class Mix(Section):
+class Mix(Checked):
     """Mixing of the images of a batch, and of their labels."""
 
     mixup: float = Field(0.0, ge=0, description="alpha of mixup, 0 for none")
@@ -43,7 +24,7 @@ class Mix(Section):
         return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
 
-class DenseAugment(Section):
+class DenseAugment(Checked):
     """Changes to a training image and its mask or boxes. Sizes, mean and standard deviation are the model's."""
 
     crop: Literal["scaled", "jitter"] = Field(
@@ -68,7 +49,7 @@ class DenseAugment(Section):
         return self
 
 
-class Loss(Section):
+class Loss(Checked):
     """The loss of the task."""
 
     name: Literal["cross_entropy", "bce", "asl", "pixel_cross_entropy", "rcnn"] = Field(
@@ -85,7 +66,7 @@ class Loss(Section):
     sum_classes: bool = Field(False, description="bce: add up the losses of the classes of an image, not their mean")
 
 
-class Protocol(Section):
+class Protocol(Checked):
     """Evaluation of images by a dense task.
 
     Example:
@@ -141,35 +122,3 @@ def short(value: object, most: int = 100) -> str:
     """Return a value in one line of at most ``most`` characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: tuple[str, ...] = ()) -> VitrimError:
-    """Describe the first fault in a section in one line; unknown keys first, because they explain missing ones.
-
-    ``name`` is that of the file or option, ``inside`` are the keys that lead to the section.
-
-    Example:
-        >>> try:
-        ...     Mix.model_validate({"mixupp": 1})
-        ... except ValidationError as error:
-        ...     print(invalid("mine", error, Mix, inside=("mix",)))
-        mine: unknown key mix.mixupp; did you mean mixup?
-    """
-    errors = error.errors()
-    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
-    where = short(".".join(str(part) for part in (*inside, *first["loc"])))
-    if first["type"] == "extra_forbidden":
-        section: Any = kind  # the section of the unknown key
-        for part in first["loc"][:-1]:
-            field = section.model_fields.get(str(part)) if isinstance(part, str) else None
-            kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
-            section = next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), section)
-        valid = list(section.model_fields)
-        close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
-        return VitrimError(f"{name}: unknown key {where}; {hint}")
-    if first["type"] == "missing":
-        return VitrimError(f"{name}: {where} is missing")
-    message = plain(str(first["msg"]).removeprefix("Value error, "))
-    given = "" if not where or isinstance(first["input"], Mapping) else f" (got {short(repr(first['input']))})"
-    return VitrimError(" ".join(f"{name}: {where + ': ' if where else ''}{message}{given}".split()))

@@ -22,7 +22,7 @@ from accelerate.tracking import (
 )
 from accelerate.utils import LoggerType
 
-from vitrim.errors import MissingPackageError, VitrimError, check_known, first_line
+from vitrim.errors import VitrimError, check_installed, check_known, first_line
 from vitrim.files import json_text, replaced, whole_lines
 from vitrim.weights import EVALUATIONS, UPDATES
 
@@ -151,8 +151,7 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
             continue
         check_known("tracker", name, LOGGER_TYPE_TO_CLASS)
         if name in missing:
-            own = "'vitrim[train]'" if name == TENSORBOARD else name
-            raise MissingPackageError(f"logging with {name} needs its package: pip install {own}")
+            check_installed("logging", name)
 
 
 def start_trackers(

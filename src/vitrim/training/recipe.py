@@ -19,11 +19,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from vitrim.checked import Checked, checked_call, one_line_of
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
-from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, Section, flat, invalid, short
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, flat, short
 from vitrim.training import study
 
 FOLDER = Path(__file__).with_name("recipes")
@@ -38,7 +39,7 @@ MAX_REPEATS = 1000
 # ---- keys, defaults, ranges and their dependencies -------------------------------------------------------------------
 
 
-class Augment(Section):
+class Augment(Checked):
     """Augmentation of a training image. Sizes, mean and standard deviation are the model's."""
 
     crop: Literal["resized", "padded", "squash"] = Field(
@@ -79,7 +80,7 @@ class Augment(Section):
         return self
 
 
-class Distil(Section):
+class Distil(Checked):
     """Distillation from the dense model's logits (DeiT)."""
 
     kind: Literal["soft", "hard"] = "soft"
@@ -87,7 +88,7 @@ class Distil(Section):
     tau: float = Field(3.0, gt=0, description="temperature of soft distillation")
 
 
-class Optimizer(Section):
+class Optimizer(Checked):
     """The optimiser, by timm's name, and its parameter groups."""
 
     name: str = "adamw"
@@ -117,7 +118,7 @@ class Optimizer(Section):
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: no clipping")
 
 
-class Schedule(Section):
+class Schedule(Checked):
     """The learning rate over time: linear warm-up, then a curve, changed at every update."""
 
     shape: Literal["cosine", "poly", "steps", "constant"] = Field(
@@ -148,7 +149,7 @@ class Schedule(Section):
         return self
 
 
-class Ema(Section):
+class Ema(Checked):
     """The moving average of the weights."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
@@ -159,7 +160,7 @@ PATCH_DROP = "patch_drop"
 """A ramp with this name sets the share of patches that a timm model drops in training."""
 
 
-class Ramp(Section):
+class Ramp(Checked):
     """An amount that changes over the epochs."""
 
     option: str = Field(
@@ -180,7 +181,7 @@ class Ramp(Section):
         return self
 
 
-class Switch(Section):
+class Switch(Checked):
     """An option of the method that changes once, at an epoch; for values that a numeric ramp cannot express."""
 
     option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
@@ -188,7 +189,7 @@ class Switch(Section):
     epoch: float = Field(gt=0)
 
 
-class Recipe(Section):
+class Recipe(Checked):
     """A training run without its data.
 
     Example:
@@ -368,6 +369,7 @@ def recipes() -> Mapping[str, Path]:
     return MappingProxyType(dict(sorted((files | dict.fromkeys(study.names(), study.TABLE)).items())))
 
 
+@checked_call
 def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
     """Read a recipe by its name or file, and change some of its values.
 
@@ -387,8 +389,6 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
         0.0001
     """
-    if not isinstance(name, str | Path | Mapping):
-        raise VitrimError(f"a recipe is a name, a YAML file or a mapping of values, not {short(repr(name))}")
     if isinstance(name, Mapping):
         own_name, given = "recipe", [("recipe", copy.deepcopy(dict(name)))]
     elif Path(name).suffix in (".yaml", ".yml"):
@@ -413,10 +413,8 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
 
 def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[str, str] | None = None) -> Resolved:
     """Validate the values of a recipe; one line of `VitrimError` names an invalid key or value."""
-    try:
+    with one_line_of(name, Recipe):
         recipe = Recipe.model_validate(values)
-    except ValidationError as error:
-        raise invalid(name, error, Recipe) from None
     return Resolved(name, recipe, dict(origin or {}))
 
 
@@ -507,11 +505,7 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
         {'epochs': 5, 'optimizer': {'lr': 0.0001}}
     """
     values: dict[str, Any] = {}
-    if isinstance(changes, str) or not isinstance(changes, Mapping | Sequence):
-        raise VitrimError(f"changes are a list of key=value texts, or a mapping, not {short(repr(changes))}")
     for change in changes:
-        if not isinstance(change, str):
-            raise VitrimError(f"cannot read {short(repr(change))}: write key=value, e.g. optimizer.lr=1e-4")
         if isinstance(changes, Mapping):
             key, value = change, changes[change]
         else:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrim.errors import VitrimError, check_installed, check_whole
+from pydantic import Field, Strict
+
+from vitrim.checked import Natural, Positive, Refined, checked
+from vitrim.errors import check_installed
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
 
-@dataclass(frozen=True)
-class Running:
+@checked
+class Running(Refined):
     """Options for running a recipe that do not affect the trained weights.
 
     Attributes:
@@ -34,38 +36,22 @@ class Running:
         MissingPackageError: the packages of ``vitrim[train]``, or a tracker's package, are not installed.
     """
 
-    out: Path
+    out: Annotated[Path, Strict(False)]
     resume: bool = False
-    workers: int = 0
-    eval_batch: int = 64
-    save_minutes: float = 10.0
-    log_every: int = 10
-    keep: int = 2
+    workers: Natural = 0
+    eval_batch: Positive = 64
+    save_minutes: Annotated[float, Field(ge=0)] = 10.0
+    log_every: Positive = 10
+    keep: Positive = 2
     tensorboard: bool = False
-    log_with: Sequence[str | GeneralTracker] = ()
-    max_updates: int | None = None
+    log_with: Sequence[Any] = ()
+    max_updates: Positive | None = None
 
     def __post_init__(self) -> None:
-        check_whole(workers=(self.workers, 0), eval_batch=(self.eval_batch, 1), log_every=(self.log_every, 1))
-        check_whole(max_updates=(self.max_updates, 1))
-        if isinstance(self.log_with, str) or not isinstance(self.log_with, Sequence):
-            raise VitrimError(f"log_with is a list of trackers, not {self.log_with!r:.60}")
-        minutes = self.save_minutes
-        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes >= 0:
-            raise VitrimError(f"save_minutes is a number of at least 0, not {minutes!r:.60}")
         check_installed("training", "accelerate")
         from vitrim.training.log import check_trackers
 
         check_trackers(self.trackers)
-
-    @classmethod
-    def of(cls, out: str | Path | Running) -> Running:
-        """``out`` as a `Running`."""
-        if isinstance(out, cls):
-            return out
-        if not isinstance(out, str | Path):
-            raise VitrimError(f"out is the path of a folder or file, not {out!r:.60}")
-        return cls(Path(out))
 
     @property
     def trackers(self) -> tuple[str | GeneralTracker, ...]:

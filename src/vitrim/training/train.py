@@ -16,8 +16,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from rich.console import Console
+
+from vitrim.checked import checked_call
 from vitrim.errors import VitrimError, check_installed
 from vitrim.progress import progress
 from vitrim.report import Report
@@ -26,9 +29,6 @@ from vitrim.training.running import Running
 from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from vitrim.data.readers import Data
     from vitrim.training.loop import Trainer
 
 PATIENCE = 5.0
@@ -74,15 +74,16 @@ class TrainReport(Report):
         return f"<pre>{escape(str(self))}</pre>"
 
 
+@checked_call
 def train(
     recipe: str | Path | Mapping[str, Any],
-    data: str | Path | Data | Mapping[str, Data],
+    data: Any,
     *,
     changes: Sequence[str] | Mapping[str, Any] = (),
     out: str | Path | Running = "runs/train",
     checkpoint: str | Path | None = None,
     dry_run: bool = False,
-    device: str | None = None,
+    device: Literal["cpu"] | None = None,
     console: Console | None = None,
 ) -> TrainReport:
     """Train or fine-tune a model under a method, by a recipe of a paper or your own.
@@ -129,14 +130,8 @@ def train(
     check_installed("training", "accelerate")
     from vitrim.training.build import build_trainer
 
-    if not isinstance(checkpoint, str | Path | None):
-        raise VitrimError(f"checkpoint is the path of a folder or file, not {checkpoint!r:.60}")
-    if console is not None and not hasattr(console, "print"):
-        raise VitrimError(f"console is a console of rich, not {console!r:.60}")
     running = Running.of(out)
     resolved = load_recipe(recipe, changes)
-    if device not in (None, "cpu"):
-        raise VitrimError(f"device is cpu or left out, not '{device}': accelerate launch chooses devices")
     if isinstance(data, str | Path) and Path(data).expanduser().resolve() == running.out.resolve():
         raise VitrimError(f"out is the folder of the data, {data}: name another")
     start = None if checkpoint is None else Path(checkpoint)

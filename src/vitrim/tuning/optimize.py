@@ -20,12 +20,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from vitrim import style
+from vitrim.checked import Positive, checked, checked_call
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods
@@ -35,18 +37,19 @@ from vitrim.engines.engine import Engine, engines_named, listed
 from vitrim.engines.exported import Exported, sidecar, staged, weights_beside
 from vitrim.engines.formats import formats
 from vitrim.engines.machine import drawing, environment
-from vitrim.errors import VitrimError, check_read, check_whole
+from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
-from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.compare import SCORED_ON_ENGINES
 from vitrim.measure.evaluation_report import doubts
 from vitrim.measure.identity import identity, weights_fingerprint
-from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
+from vitrim.measure.inputs import EMBEDDING, DataSpec, open_images, task_name
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.store import Store
 from vitrim.measure.task_data import num_classes, open_task
-from vitrim.report import Report, Results
+from vitrim.report import Report
+from vitrim.results import FileResults, Results
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.optimize_race import SEARCHED_AT, Candidate, Race
 from vitrim.tuning.optimize_report import draw, in_words, meaning, table
@@ -84,13 +87,28 @@ class OptimizeReport(Report):
         yield self.sentence
 
 
+@checked
+class JudgedData(DataSpec):
+    """Images that losses are judged on.
+
+    Attributes:
+        labels: the labels are classes of the model.
+        few: accept fewer images than a result can be detected on.
+    """
+
+    limit: Annotated[int, Field(ge=LEAST)] | None = None
+    labels: bool = True
+    few: bool = False
+
+
+@checked_call
 def optimize(
     model: nn.Module | str | ModelSpec,
     images: Any,
     *,
     max_loss: float | None = None,
     speedup: float | None = None,
-    batch_size: int = 1,
+    batch_size: Positive = 1,
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     engine: str | Sequence[str] | None = None,
     precision: str | Sequence[str] | None = None,
@@ -105,7 +123,7 @@ def optimize(
     Args:
         model: a dense classifier, or a tower that returns an embedding; a module is not changed. Or its name as on the
             command line, or a `vitrim.ModelSpec`.
-        images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`, whose ``limit`` defaults to 1,536.
+        images: a source, as for ``--images``, a dataset, or a `vitrim.JudgedData`, whose ``limit`` defaults to 1,536.
             They are split into thirds (see the module); the reported loss is of the last third. With ``labels``, the
             loss is of top-1, otherwise of agreement with the dense model. For a tower, labels say which images belong
             together, and the loss is of recall@1, otherwise of the dense model's nearest neighbours. ``few`` accepts
@@ -119,7 +137,7 @@ def optimize(
             of the first two, else torch.export.
         precision: fp32, bf16, int8; None for those that the engines support here.
         out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``, or a
-            `vitrim.Results`, whose ``resume`` reuses the measurements, and whose ``preprocess`` makes a file of
+            `vitrim.FileResults`, whose ``resume`` reuses the measurements, and whose ``preprocess`` makes a file of
             raw images.
         on_progress: called often with a short text on the current step.
 
@@ -135,12 +153,8 @@ def optimize(
         VitrimError: an invalid option, a model that file engines cannot run, data that cannot be read, fewer than 30
             images or too few to show ``max_loss``, or measurements of another search; nothing is written.
     """
-    spec, source, results = ModelSpec.of(model), DataSpec.of(images), Results.of(out)
-    check_read(spec, MADE)
-    check_read(source, (*WHERE, *(["options"] if source.labels else []), "limit", "labels", "few"))
-    check_read(results, ("resume", "preprocess"))
+    spec, source, results = ModelSpec.of(model), JudgedData.of(images), FileResults.of(out)
     bound = _bound(max_loss, speedup)
-    check_whole(batch_size=(batch_size, 1), limit=(source.limit, LEAST))
     engines, lacking = _engines(engine, precision)
     wanted = None if methods is None else parse_methods(methods)
     folder, seed, tell = Path(results.folder or "optimized"), spec.seed or 0, on_progress or (lambda _: None)
@@ -226,7 +240,7 @@ class Inputs:
 
     loaded: Loaded
     task: Task
-    source: DataSpec
+    source: JudgedData
     dataset: Any
     thirds: DatasetImages
 
@@ -255,7 +269,7 @@ class Inputs:
 
 
 def _open(
-    spec: ModelSpec, source: DataSpec, wanted: Sequence[MethodConfig] | None, engine: Engine, batch_size: int
+    spec: ModelSpec, source: JudgedData, wanted: Sequence[MethodConfig] | None, engine: Engine, batch_size: int
 ) -> Inputs:
     """Load the model and open the images; `VitrimError` if they, or a ``wanted`` method, do not fit."""
     loaded = spec.load("cpu")
@@ -266,12 +280,13 @@ def _open(
     if like.device.type != "cpu" or like.dtype != torch.float32:
         kind = str(like.dtype).removeprefix("torch.")
         raise VitrimError(f"the model is {kind} on {like.device}: give it in float32 on the CPU, where files run")
+    read = DataSpec(source.source, **source.columns, options=source.options)
     if source.labels:
-        task, dataset = open_task(loaded, source, embeddings=True)
+        task, dataset = open_task(loaded, read, embeddings=True)
     else:
         tower = task_name(model) == EMBEDDING
         task = make_task(EMBEDDING, 0) if tower else make_task("classification", num_classes(model))
-        dataset = open_images(model, source)
+        dataset = open_images(model, read)
     if task.name not in SCORED_ON_ENGINES:
         raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
     if len(dataset) < LEAST:
@@ -369,7 +384,7 @@ def _store(
     facts: Mapping[str, Any],
     inputs: Inputs,
     wanted: Sequence[MethodConfig] | None,
-    results: Results,
+    results: FileResults,
 ) -> Store:
     """The measurements of the search, the first file that is written."""
     settings = {

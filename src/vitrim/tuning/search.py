@@ -10,22 +10,24 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import nn
 
+from vitrim.checked import checked
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.engines.copies import shared_copy
 from vitrim.engines.engine import engines_named, listed
-from vitrim.errors import VitrimError, check_installed, check_kinds, check_known
+from vitrim.errors import VitrimError, check_installed
 from vitrim.measure.bench import check_engines
 from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.records import Processes
@@ -355,7 +357,7 @@ class Search:
 # ---- a model and its images ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@checked
 class SearchSpec:
     """The strategy of a search, its objective, and when it ends.
 
@@ -373,20 +375,15 @@ class SearchSpec:
         MissingPackageError: optuna is needed and not installed.
     """
 
-    strategy: str = "evolution"
-    proxy: str = "feature"
-    minutes: float | None = None
+    strategy: Literal["evolution", "tpe"] = "evolution"
+    proxy: Proxy = "feature"
+    minutes: Annotated[float, Field(gt=0)] | None = None
     engine: str | Sequence[str] | None = None
     precision: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        check_known("search", self.strategy, ("evolution", "tpe"))
-        check_known("proxy", self.proxy, get_args(Proxy))
         if self.strategy == "tpe":
             check_installed("--search tpe", "optuna", extra="tune")
-        check_kinds(minutes=self.minutes)
-        if self.minutes is not None and not self.minutes > 0.0:
-            raise VitrimError(f"a search needs some time, got minutes={self.minutes:g}")
 
     @property
     def where(self) -> tuple[list[str], list[str]]:

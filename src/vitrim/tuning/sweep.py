@@ -23,7 +23,7 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.options import read_value, split_options
 from vitrim.core.registry import make_method
-from vitrim.errors import VitrimError, check_whole, first_line, unknown
+from vitrim.errors import VitrimError, first_line, unknown
 from vitrim.files import csv_text, json_text, safe_name, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
@@ -79,7 +79,6 @@ class Grid:
             >>> [list(point.values()) for point in parse_grid(["tome:r=4..8/4,last_block=full|auto"]).points()]
             [['4', 'full'], ['4', 'auto'], ['8', 'full'], ['8', 'auto']]
         """
-        check_whole(seed=(seed, 0))
         if number is None and len(self) > MOST:
             raise VitrimError(f"the grid has {len(self)} points: say with --evaluations how many of them to try")
         places = np.arange(len(self))

@@ -18,22 +18,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.engines.engine import engines_named
 from vitrim.engines.machine import environment, select_device
-from vitrim.errors import VitrimError, check_read, check_whole
+from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
-from vitrim.loading import MADE, Loaded, ModelSpec
+from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.identity import identity
-from vitrim.measure.inputs import SCORED, DataSpec
+from vitrim.measure.inputs import ScoredData
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
 from vitrim.measure.store import Store
 from vitrim.measure.task_data import open_task
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
-from vitrim.report import Report, Results, Table
+from vitrim.report import Report, Table
+from vitrim.results import Results
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages
 from vitrim.tuning.result import Result, Target, Trial, front_rows, front_table, saving
@@ -78,17 +80,18 @@ class TuneReport(Report):
         return found
 
 
+@checked_call
 def tune(
     model: nn.Module | str | ModelSpec,
     methods: Methods,
     data: Any,
     *,
     target: Target | str | Sequence[Target | str],
-    evaluations: int | None = None,
+    evaluations: Positive | None = None,
     search: SearchSpec | None = None,
     check: Any = None,
     out: str | Path | Results | None = "tuned",
-    seed: int = 0,
+    seed: Seed = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
     """Search a value per block with the least damage at a target, and compare it with one value for all blocks.
@@ -97,10 +100,11 @@ def tune(
     it is significantly better than the constant one on the last third. Only ``check`` reads labels.
 
     Args:
-        model: the dense model, not changed; its name, or a `vitrim.ModelSpec`.
+        model: the dense model, not changed; its name, or a `vitrim.PlacedModel`.
         methods: one or several, configs or text such as ``"tome"``; several race. ``"all"`` means all
             training-free methods that fit the model.
-        data: images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`, whose ``limit`` defaults to 6,144.
+        data: images: a source, as for ``--data``, a dataset, or a `vitrim.ScoredData`, whose ``limit`` defaults to
+            6,144.
         target: ``"macs=0.5"`` (share of the dense MACs), ``"speedup=1.5"`` (on this device) or ``"agree=0.98"``.
             Several give a front: a list of one kind, or text: ``"0.35,0.5"`` (shares of the dense MACs),
             ``"speedup=1.2,1.5"``.
@@ -132,18 +136,17 @@ def tune(
         ...     Image.fromarray(noise).save(file, "png")
         ...     return file.getvalue()
         >>> dataset = ImageDataset([picture(seed) for seed in range(12)], [0] * 12)
-        >>> data = vitrim.DataSpec(dataset, batch_size=4)
+        >>> data = vitrim.ScoredData(dataset, batch_size=4)
         >>> report = tune(model, "tome", data, target="macs=0.7", evaluations=4, out=None)
         >>> report.results[0].best.share <= 0.705
         True
         >>> reduction = vitrim.reduce_(model, report.best)
     """
-    source, results = DataSpec.of(data), Results.of(out)
+    source, results = ScoredData.of(data), Results.of(out)
     spec = search or SearchSpec()
-    check_whole(evaluations=(evaluations, 1))
     targets, several = _targets(target)
     configs = _configs(methods)
-    engines, _ = engines_named(*spec.where, select_device(str(ModelSpec.of(model).device or "cpu")))
+    engines, _ = engines_named(*spec.where, select_device(str(PlacedModel.of(model).device or "cpu")))
     begun = _begin(model, source, results, seed)
     if configs is None:
         configs = training_free(begun.loaded.model, counted=targets[0].kind == "speedup")
@@ -175,22 +178,23 @@ def tune(
     return report
 
 
+@checked_call
 def tune_grid(
     model: nn.Module | str | ModelSpec,
     grid: str | Sequence[str],
     data: Any,
     *,
-    number: int | None = None,
+    number: Positive | None = None,
     out: str | Path | Results | None = "tuned",
-    seed: int = 0,
+    seed: Seed = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
     """Evaluate a method at every point of a grid, and the dense model.
 
     Args:
-        model: the dense model, not changed; its name, or a `vitrim.ModelSpec`.
+        model: the dense model, not changed; its name, or a `vitrim.PlacedModel`.
         grid: all combinations, e.g. ``"atm:alpha=0.9..1.0/0.05,beta=0|0.02"``, or the name of a paper's sweep.
-        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`.
+        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.ScoredData`.
         number: try this many random points; None for all.
         out: folder for the results and ``study.jsonl``, or a `vitrim.Results`; None writes nothing.
         seed: seed of a named model's random weights, of drawn points, and of methods that draw at random.
@@ -202,8 +206,7 @@ def tune_grid(
     Raises:
         VitrimError: an invalid setting, a setting that does not fit the model, or data that cannot be read.
     """
-    source, results, texts = DataSpec.of(data), Results.of(out), [grid] if isinstance(grid, str) else list(grid)
-    check_whole(evaluations=(number, 1))
+    source, results, texts = ScoredData.of(data), Results.of(out), [grid] if isinstance(grid, str) else list(grid)
     points = parse_grid(texts)
     chosen = points.points(number, seed)
     configs = [points.config(point) for point in chosen]
@@ -227,17 +230,18 @@ def tune_grid(
     return _report_sweep(found, {"model": begun.loaded.name, **begun.about, "grid": texts}, begun.folder)
 
 
+@checked_call
 def train_grid(
     recipe: str,
     grid: str | Sequence[str],
     data: str,
     *,
-    number: int | None = None,
+    number: Positive | None = None,
     out: str | Path = "tuned",
     resume: bool = False,
     workers: int = 0,
     device: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
     """Train a recipe at every point of a grid, each run in its own folder.
@@ -302,12 +306,8 @@ class _Begun:
         return self.processes.index == 0
 
 
-def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Results, seed: int) -> _Begun:
-    spec, folder = ModelSpec.of(model), results.path
-    check_read(spec, (*MADE, "device"))
-    check_read(source, SCORED)
-    check_read(results, ("resume",))
-    check_whole(seed=(seed, 0))
+def _begin(model: nn.Module | str | ModelSpec, source: ScoredData, results: Results, seed: int) -> _Begun:
+    spec, folder = PlacedModel.of(model), results.path
     selected = select_device(str(spec.device or "cpu"))
     if folder is not None:
         check_folder(folder)
@@ -390,11 +390,13 @@ class HeldOut:
     same: bool
 
 
-def _open_check(check: Any, loaded: Loaded, searched: DataSpec, dataset: Any) -> HeldOut:
+def _open_check(check: Any, loaded: Loaded, searched: ScoredData, dataset: Any) -> HeldOut:
     """Open ``check``: a dataset, ``SOURCE`` or ``SOURCE:SPLIT``; ``searched`` and ``dataset`` are the search's
     images."""
     if not isinstance(check, str | Path):
-        task, found = open_task(loaded, DataSpec(check, task=searched.task, options=searched.options), embeddings=True)
+        task, found = open_task(
+            loaded, ScoredData(check, task=searched.task, options=searched.options), embeddings=True
+        )
         return HeldOut(task, found, found.source, check is searched.source)
     source, _, split = str(check).rpartition(":")
     if not source or "/" in split or "\\" in split:  # no colon, or that of a path
@@ -461,7 +463,7 @@ def _draw_schedule(report: TuneReport, result: Result, model: nn.Module, file: P
 
 
 def _check_held_out(
-    report: TuneReport, held_out: HeldOut, model: nn.Module, source: DataSpec, seed: int, folder: Path | None
+    report: TuneReport, held_out: HeldOut, model: nn.Module, source: ScoredData, seed: int, folder: Path | None
 ) -> None:
     """Score the dense model and the found settings on the images of ``check``."""
     trials = [trial for result in report.results for _, trial in result.pair]

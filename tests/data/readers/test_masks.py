@@ -10,6 +10,7 @@ import pytest
 
 from dense_files import COUNT, mask, photo, save
 from vitrim.data import DataError, SegmentationDataset, load_data
+from vitrim.errors import VitrimError
 
 
 def ade20k(root: Path) -> str:
@@ -155,7 +156,7 @@ def test_masks_of_no_known_kind(tmp_path: Path) -> None:
 def test_pairs_need_a_number_of_classes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="give num_classes=K or class_names="):
         load(folders(tmp_path))
-    with pytest.raises(DataError, match="masks has no option 'classes'; valid: ignore, class_names, num_classes"):
+    with pytest.raises(VitrimError, match="unknown option of masks 'classes'; did you mean 'num_classes'"):
         load(folders(tmp_path), classes=2)
 
 

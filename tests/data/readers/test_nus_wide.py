@@ -6,6 +6,7 @@ import pytest
 
 from image_files import write_tree
 from vitrim.data import DataError, load_data
+from vitrim.errors import VitrimError
 
 HEADER = "filepath,label,split_name\n"
 ROWS = (
@@ -70,7 +71,7 @@ def test_no_csv_file(tmp_path):
 
 
 def test_an_option_that_is_neither_true_nor_false(tmp_path):
-    with pytest.raises(DataError, match=r"^empty_class is true or false, not 'no'$"):
+    with pytest.raises(VitrimError, match="empty_class=no: must be true or false"):
         load_data(write_nus_wide(tmp_path), split="train", empty_class="no")
 
 

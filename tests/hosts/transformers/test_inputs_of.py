@@ -101,7 +101,7 @@ def test_a_loaded_model_takes_images_and_its_own_inputs_and_the_given_one_stays(
 def test_evaluate_counts_every_image_as_it_runs(folder: Path, photos: Path) -> None:
     """Tokens without padding; MACs of the reduced model as of each image alone, of the dense one with its padding."""
     model: Any = create_model(f"hf:{folder}")
-    data = vitrim.DataSpec(photos, task="embedding", batch_size=3)
+    data = vitrim.ScoredData(photos, task="embedding", batch_size=3)
     report = vitrim.evaluate(f"hf:{folder}", ["tome:r=1"], data)
     dense, reduced = report.rows
     pictures = [Image.open(photos / name / f"{number}.png") for name in "ab" for number in range(4)]

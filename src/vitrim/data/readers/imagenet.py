@@ -12,7 +12,7 @@ from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import class_folders, files_by_stem, has_images, read_classes
 from vitrim.data.paths import check_regular, existing, listed, pick_split, read_text
 from vitrim.data.readers import register_reader
-from vitrim.errors import DataError, MissingPackageError, first_line
+from vitrim.errors import DataError, check_installed, first_line
 
 _SPLITS = ("train", "val", "validation")
 _WNID = re.compile(r"n\d{8}")
@@ -130,10 +130,9 @@ def _ids_of_devkit(folder: Path, source: str) -> dict[str, str]:
 
 
 def _matlab(meta: Path) -> Any:
-    try:
-        from scipy.io import loadmat
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(f"{meta} needs the package 'scipy': pip install 'vitrim[analysis]'") from error
+    check_installed(str(meta), "scipy")
+    from scipy.io import loadmat
+
     try:
         synsets = loadmat(str(meta), squeeze_me=True)["synsets"]
     except Exception as error:  # a damaged file: scipy raises errors of many kinds

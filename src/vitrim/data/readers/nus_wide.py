@@ -51,8 +51,6 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
         split: `train` or `val`; of the original distribution `train` or `test` (also `val`).
         empty_class: count having no label as a class.
     """
-    if not isinstance(empty_class, bool):
-        raise DataError(f"empty_class is true or false, not {empty_class!r:.60}")
     root, source = existing(path), f"nus_wide:{path}"
     if (root / _FILE).is_file():
         rows = _read(root / _FILE, source)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
-from vitrim.errors import MissingPackageError
+from vitrim.errors import MissingPackageError, check_installed
 
 Array: TypeAlias = NDArray[Any]
 Run: TypeAlias = Callable[[Array], Array]
@@ -146,8 +146,7 @@ def as_array(value: Any) -> Array:
 
 def check_quantiser() -> None:
     """Raise `MissingPackageError` if the package for quantisation is missing."""
-    if importlib.util.find_spec("nncf") is None:
-        raise MissingPackageError("int8 needs nncf: pip install 'vitrim[int8]'")
+    check_installed("int8", "nncf")
 
 
 def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str]) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from vitrim.checked import checked_call
 from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
 from vitrim.methods.diffrate import KEPT, DiffRate, learned, learning_reducers
@@ -55,6 +57,7 @@ def losses(
     return objective(reduction, step.logits(), step.targets, criterion=step.criterion, **options)
 
 
+@checked_call
 def objective(
     reduction: Reduction,
     logits: Tensor,
@@ -62,7 +65,7 @@ def objective(
     *,
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     target_gmacs: float | None = None,
-    target_macs: float | None = None,
+    target_macs: Annotated[float, Field(gt=0, lt=1)] | None = None,
     weight: float | None = None,
     mlp_ratio: float = 4.0,
 ) -> dict[str, Tensor]:
@@ -97,8 +100,6 @@ def objective(
     layer, state = learning_reducers(reduction)[0].layer, reduction.state
     if (target_gmacs is None) == (target_macs is None):
         raise VitrimError("diffrate: give one of target_gmacs and target_macs")
-    if target_macs is not None and not 0.0 < target_macs < 1.0:
-        raise VitrimError(f"diffrate: target_macs={target_macs:g}: a share is above 0 and below 1, e.g. 0.6")
     geometry = (state.initial_patches, state.num_prefix, layer.dim, mlp_ratio)
     kept = [(pruned, merged) for pruned, merged in reduction.aux(KEPT)]
     macs = block_macs(kept, *geometry)

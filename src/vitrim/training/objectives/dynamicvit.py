@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from vitrim.checked import checked_call
 from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
 from vitrim.methods.dynamicvit import DECISION, DynamicViT
@@ -26,7 +28,6 @@ def losses(step: Step, reduction: Reduction, **options: Any) -> dict[str, Tensor
 
     For options and errors see `objective`; the teacher must have comparable tokens.
     """
-    _check_options(**options)
     if step.teacher is None:
         return objective(reduction, step.logits(), step.targets, criterion=step.criterion, **options)
     taught, teacher_logits = step.teach()
@@ -44,6 +45,7 @@ def losses(step: Step, reduction: Reduction, **options: Any) -> dict[str, Tensor
     )
 
 
+@checked_call
 def objective(
     reduction: Reduction,
     logits: Tensor,
@@ -53,7 +55,7 @@ def objective(
     features: Tensor | None = None,
     teacher_logits: Tensor | None = None,
     teacher_features: Tensor | None = None,
-    weights: Sequence[float] = WEIGHTS,
+    weights: Annotated[Sequence[float], Field(min_length=4, max_length=4)] = WEIGHTS,
     token_loss: TokenLoss = "mse",
 ) -> dict[str, Tensor]:
     """The paper's training loss, after a forward in training mode and before its backward.
@@ -85,7 +87,6 @@ def objective(
     """
     config = reduction.config
     assert isinstance(config, DynamicViT)
-    _check_options(weights, token_loss)
     decisions = reduction.aux(DECISION)
     aims = config.targets(len(decisions))
     ratio = torch.stack([(d.mean(dim=1) - aim).square().mean() for d, aim in zip(decisions, aims, strict=True)]).mean()
@@ -111,10 +112,3 @@ def objective(
     by_name = dict(zip(("base", "ratio", "class", "token"), weights, strict=True))
     total = torch.stack([by_name[name] * term.to(ratio.dtype) for name, term in terms.items()]).sum()
     return {"total": total, **terms}
-
-
-def _check_options(weights: Sequence[float] = WEIGHTS, token_loss: str = "mse") -> None:
-    if len(weights) != len(WEIGHTS):
-        raise VitrimError(f"dynamicvit: weights are those of base, ratio, class and token, got {len(weights)} numbers")
-    if token_loss not in ("mse", "kl"):
-        raise VitrimError(f"dynamicvit: unknown token_loss '{token_loss}'; valid: mse, kl")

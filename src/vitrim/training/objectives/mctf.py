@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrim.checked import checked_call
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.core.tokens import decision_dtype
-from vitrim.errors import VitrimError, check_known
+from vitrim.errors import VitrimError
 from vitrim.methods.mctf import MCTF
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import check_one_class, learns
@@ -72,6 +73,7 @@ def losses(
     )
 
 
+@checked_call
 def objective(
     logits: Tensor,
     targets: Tensor,
@@ -130,7 +132,6 @@ def objective(
         >>> losses["total"].backward()
     """
     check_one_class(targets, CONFIDENT)
-    check_known("confident_of", confident_of, ("prediction", "label"))
     student, teacher = criterion(logits, targets), criterion(teacher_logits, targets)
     wide = decision_dtype(logits.dtype)
     with torch.no_grad():
