@@ -298,12 +298,6 @@ def test_a_run_goes_on_at_another_image_size(tmp_path: Path) -> None:
     assert torch.equal(model(image), theirs(image))
 
 
-def test_torchvision() -> None:
-    options = {"image_size": 32, "num_classes": 4}
-    with torch.device("meta"):
-        assert isinstance(create_model("torchvision:vit_b_16", options=options, device="meta"), VisionTransformer)
-
-
 def test_bench(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     code, _, err = run(
@@ -392,15 +386,12 @@ SIZES: list[tuple[str, dict[str, Any], str]] = [
     ("test_vit", {"depth": 100_000}, "must be a whole number from 0 to 1000"),
     ("test_vit", {"embed_dim": 2**18, "num_heads": 1}, BEYOND),
     ("test_vit", {"num_classes": -1}, "must be a whole number from 0"),
-    ("hf", {"image_size": 10**6}, "must be a whole number from 1 to 16384"),
-    ("hf", {"patch_size": 0}, "must be a whole number from 1"),
     ("hf", {"image_size": 32, "patch_size": 64}, "does not work with|cannot create|memory"),
     ("hf", {"num_hidden_layers": 100_000}, "must be a whole number from 0 to 1000"),
     ("hf", {"hidden_size": 2**30}, "must be a whole number from 1 to"),
     ("hf", {"hidden_size": 2**18, "num_attention_heads": 1, "intermediate_size": 2**18}, BEYOND),
     ("hf", {"num_labels": -1}, "must be a whole number from 0"),
     ("torchvision:vit_b_16", {"image_size": 10**6}, "must be a whole number from 1 to 16384"),
-    ("torchvision:vit_b_16", {"num_classes": -1}, "must be a whole number from 0"),
 ]
 
 
