@@ -23,12 +23,11 @@ from vitrim.analysis.families.patterns import (
     ami,
     chance_iou,
     completeness,
-    draw_clusters_anchors,
     draw_homogeneity,
     draw_overlap,
-    draw_overlap_anchors,
     draw_overlap_blocks,
     draw_overlap_rates,
+    draw_pattern_anchors,
     homogeneity,
     ioa,
     iou,
@@ -208,8 +207,9 @@ def test_likeness_to_an_anchor_is_ranked_with_the_difference_in_accuracy() -> No
 
 
 def test_points_of_an_anchor_have_its_sign(made: Tables) -> None:
-    for draw, measure in ((draw_overlap_anchors, "iou"), (draw_clusters_anchors, "v_measure")):
-        axis = draw(made).axes[1]  # of the second name, which is second in the pair with the first
+    axes = draw_pattern_anchors(made).axes
+    for place, measure in ((1, "iou"), (4, "v_measure")):
+        axis = axes[place]  # of the second name, which is second in the pair with the first
         [pair] = rows(made, "pattern_proxies", method_a=NAMES[0], method_b=NAMES[1])
         point = next(line for line in axis.lines if line.get_label() == NAMES[0])
         assert (point.get_xdata()[0], point.get_ydata()[0]) == (pair[measure], -100 * pair["signed"])
