@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,12 +18,18 @@ from torch.utils.data import Subset
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import HostFacts
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import host_of
+from vitrim.core.registry import fitting, host_of
 from vitrim.data import spread
+from vitrim.errors import VitrimError
+from vitrim.loading import ModelSpec
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
+from vitrim.measure.evaluation import DTYPES
+from vitrim.measure.inputs import DataSpec
+from vitrim.measure.machine import environment, select_device
 from vitrim.measure.probes import Gauge, Probe
 from vitrim.measure.records import Batch, read
 from vitrim.measure.run import Measurement
+from vitrim.measure.task_data import data_facts, open_task
 from vitrim.tasks import Task
 
 EXAMPLES = 8
@@ -44,6 +51,7 @@ class Subject:
         sizes: image sides in pixels to time; empty for the model's own.
         blocks: blocks, from 0, to draw; empty for the families' choice.
         beside: several models are analysed side by side.
+        about: facts for the report: model, weights, data, environment.
 
     Example:
         >>> import timm, torch
@@ -69,6 +77,38 @@ class Subject:
     sizes: Sequence[int] = ()
     blocks: Sequence[int] = ()
     beside: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def opened(cls, spec: ModelSpec, methods: Sequence[MethodConfig], data: DataSpec, seed: int, **drawn: Any) -> Self:
+        """The model of a spec with its task and images. The model of a caller is copied.
+
+        Args:
+            drawn: ``sizes`` and ``blocks``.
+        """
+        where, dtype = select_device(str(spec.device or "cpu")), DTYPES[str(spec.dtype or "fp32")]
+        torch.manual_seed(seed)
+        loaded = spec.load("cpu")
+        task, dataset = open_task(loaded, data, embeddings=True)
+        size = task.eval_batch(data.batch_size)
+        about = {
+            "environment": environment(device=str(spec.device or "cpu"), dtype=dtype, seed=seed),
+            "model": loaded.name,
+            "weights": loaded.weights,
+            "model_options": loaded.options,
+            "task": task.name,
+            "data": data_facts(dataset, data.name(dataset), data.limit, size),
+        }
+        model = loaded.model if spec.named else copy.deepcopy(loaded.model)
+        model = model.to(device=where, dtype=getattr(torch, dtype)).eval()
+        subject = cls(
+            model, fitting(model, methods), task, dataset, size, data.limit, seed, data.workers, loaded.learned,
+            about=about, **drawn,
+        )  # fmt: skip
+        beyond = next((block for block in subject.blocks if not 0 <= block < subject.num_layers), None)
+        if beyond is not None:
+            raise VitrimError(f"there is no block {beyond} to draw; valid: 0 to {subject.num_layers - 1}")
+        return subject
 
     @property
     def facts(self) -> HostFacts:

@@ -17,7 +17,6 @@ from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped
 from vitrim.analysis.figures import Panel, draws, line_panels
 from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
-from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.copies import reduced_copy, shared_copy
@@ -33,7 +32,7 @@ BUDGET = Budget(min_rounds=5, min_seconds=0.3, max_rounds=50)
 """Enough for a first impression; `vitrim bench` measures."""
 
 
-def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str, float]:
+def milliseconds(subject: Subject) -> dict[str, float]:
     """The median latency in ms of one image, timed in turn for the dense model and every method; empty if the model is
     not a classifier, where a prediction is more than one forward."""
     if subject.task.reads is not None or not len(subject.dataset):
@@ -43,7 +42,7 @@ def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str,
     image = image.to(like.device, like.dtype)
     models = {
         DENSE: shared_copy(subject.model),
-        **{one.describe(): reduced_copy(subject.model, one) for one in configs},
+        **{one.describe(): reduced_copy(subject.model, one) for one in subject.methods},
     }
     with torch.inference_mode():
         times = time_interleaved({name: partial(one, image) for name, one in models.items()}, like.device, BUDGET)
