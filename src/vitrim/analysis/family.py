@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,9 @@ class FamilyResult:
     def add(self, name: str, title: str, rows: Sequence[TableRow], shown: tuple[str, ...] | None = None) -> None:
         """Add a table of rows with equal columns, if there are rows; ``shown`` as in `Table`."""
         if rows:
-            self.tables.append(Table(name, title, tuple(rows[0]), [tuple(row.values()) for row in rows], shown))
+            texts = sum(column in NAMES for column in rows[0])
+            values = [tuple(row.values()) for row in rows]
+            self.tables.append(Table(name, title, tuple(rows[0]), values, shown, text_columns=texts))
 
     @classmethod
     def joined(cls, parts: Iterable[FamilyResult]) -> FamilyResult:
@@ -111,6 +113,8 @@ def fullest(blocks: Iterable[int], most: int) -> list[int]:
 
 # ---- maps over the image: arrays NAME/KIND, with one map for each of NAME/blocks -------------------------------------
 
+EXAMPLES_DRAWN = 2
+
 
 def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, Iterable[int]]) -> None:
     """Store the blocks that were asked for, if any, with a note on each record of ``found`` that has no map of one."""
@@ -140,11 +144,18 @@ def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> di
     return {block: blocks.index(block) for block in wanted if block in blocks}
 
 
-def methods_with(arrays: Mapping[str, object], kind: str) -> list[str]:
-    """The methods that have arrays of a kind.
+def example_maps(
+    arrays: Mapping[str, NDArray[Any]], kinds: Sequence[str], methods: int, blocks: int
+) -> Iterator[tuple[str, dict[int, int], NDArray[Any], list[NDArray[Any]]]]:
+    """Yield maps to draw, for two images of each of the first methods: method, blocks (see `drawn_blocks`), image, and
+    the maps of each kind.
 
-    Example:
-        >>> methods_with({"images": None, "topk/scores": None}, "scores")
-        ['topk']
+    Args:
+        kinds: the maps of a method are ``arrays["NAME/KIND"]``, images first.
+        methods, blocks: most methods, and most blocks if none were requested.
     """
-    return [name.removesuffix(f"/{kind}") for name in arrays if name.endswith(f"/{kind}")]
+    names = [name.removesuffix(f"/{kinds[0]}") for name in arrays if name.endswith(f"/{kinds[0]}")]
+    for name in names[:methods]:
+        shown = drawn_blocks(arrays, name, blocks)
+        for example, image in enumerate(arrays["images"][:EXAMPLES_DRAWN]):
+            yield name, shown, image, [arrays[f"{name}/{kind}"][example] for kind in kinds]

@@ -89,7 +89,7 @@ def write_analysis(
     rows = [{"table": table.name, **row} for table in tables if table.name != "summary" for row in table.records()]
     notes = [note for name, result in results.items() if name != "summary" for note in result.notes]
     words = results["summary"].notes if "summary" in results else []
-    return AnalysisReport("analyze", found, rows, list(map(_for_people, tables)), notes, written, words)
+    return AnalysisReport("analyze", found, rows, tables, notes, written, words)
 
 
 def _origin(records: Sequence[Record]) -> dict[str, Any]:
@@ -103,14 +103,6 @@ def _origin(records: Sequence[Record]) -> dict[str, Any]:
     [(source, split, batch_size, images)] = every
     data = {"source": source, "split": split, "images": images, "batch_size": batch_size}
     return {"models": list(models.values()), "data": data}
-
-
-def _for_people(table: Table) -> Table:
-    """A table with spaces in the names of its columns."""
-    shown, columns = (
-        tuple(name.replace("_", " ") for name in names) for names in (table.shown or table.columns, table.columns)
-    )
-    return replace(table, columns=columns, shown=shown, text_columns=sum(name.startswith("method") for name in shown))
 
 
 @dataclass

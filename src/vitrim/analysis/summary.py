@@ -126,10 +126,10 @@ def _row(record: Record, dense: Record | None, score: str) -> TableRow:
             row["agree %"] = 100 * float((first == chosen).mean())
     macs, full = (one and one.header.get("gmacs") for one in (record, dense))
     time, slow = (one and one.header.get("ms") for one in (record, dense))
-    row |= {"gmacs": macs, "MACs_saved %": 100 * (1 - macs / full) if macs and full else None}
+    row |= {"gmacs": macs, "MACs saved %": 100 * (1 - macs / full) if macs and full else None}
     row |= {"ms": time, "speed-up": slow / time if time and slow else None}
     tokens = record.arrays.get("num_tokens")
-    row["tokens_at_end"] = None if tokens is None else float(tokens[:, -1].mean())
+    row["tokens at end"] = None if tokens is None else float(tokens[:, -1].mean())
     return {**row, "curve": curve_of(record.method)}
 
 
@@ -245,17 +245,17 @@ def sentences(rows: Sequence[TableRow]) -> list[str]:
 
     Example:
         >>> row = {"method": "tome:r=8", "images": 100, "top1 %": 80.0, "change": -0.5, "error": 0.7}
-        >>> sentences([{**row, "MACs_saved %": 20.0, "speed-up": 1.2}])
+        >>> sentences([{**row, "MACs saved %": 20.0, "speed-up": 1.2}])
         ['tome:r=8: top-1 -0.50±0.70 points, 20.0 % of the MACs saved, 1.20 times as fast as dense here']
     """
     methods = [row for row in rows if row["error"] is not None]
     if not methods:
         return []
-    best = max(methods, key=lambda row: (row["change"], row["MACs_saved %"] or 0.0))
+    best = max(methods, key=lambda row: (row["change"], row["MACs saved %"] or 0.0))
     lead, metric = " loses least" if len(methods) > 1 else "", spelled(list(best)[SCORE].removesuffix(" %"))
     parts = [f"{metric} {change_cell(best['change'] / 100, best['error'] / 100, best['images'])} points"]
-    if best["MACs_saved %"] is not None:
-        parts.append(f"{best['MACs_saved %']:.1f} % of the MACs saved")
+    if best["MACs saved %"] is not None:
+        parts.append(f"{best['MACs saved %']:.1f} % of the MACs saved")
     if best["speed-up"] is not None:
         parts.append(f"{best['speed-up']:.2f} times as fast as dense here")
     return [f"{best['method']}{lead}: {', '.join(parts)}"]

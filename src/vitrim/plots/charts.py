@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, panels
+from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, panels, save
 
 MISSING = "#d0d0d0"
 WRITTEN = 9
@@ -214,4 +214,4 @@ def plot_accuracy_over_macs(
     axis.set_title(title, fontsize=TITLE)
     axis.grid(alpha=0.3)
     label_ends(axis, ends)
-    figure.savefig(path, dpi=120)
+    save(figure, Path(path))

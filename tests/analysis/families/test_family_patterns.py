@@ -39,7 +39,6 @@ from vitrim.analysis.families.patterns import (
 from vitrim.analysis.family import Tables
 from vitrim.analysis.record import Record, titled
 from vitrim.core.schedule import Keep
-from vitrim.errors import VitrimError
 from vitrim.report import Table
 
 
@@ -72,11 +71,6 @@ def test_overlap_is_that_of_sets() -> None:
 def test_empty_sets_give_zero() -> None:
     empty, some = np.zeros(4, bool), np.ones(4, bool)
     assert (iou(empty, empty), ioa(some, empty), iou(some, empty), ioa(empty, some)) == (0, 0, 0, 0)
-
-
-def test_sets_of_other_patches_are_refused() -> None:
-    with pytest.raises(VitrimError, match="two sets of the same patches"):
-        iou(np.ones(4, bool), np.ones(5, bool))
 
 
 @given(st.integers(4, 200), st.floats(0, 1), st.floats(0, 1), st.integers(1, 4), st.integers(0, 99))
@@ -150,11 +144,6 @@ def test_the_v_measure_is_not_corrected_for_chance() -> None:
     labels = np.tile(np.repeat(np.arange(8), 8), (5, 1))
     found = np.random.default_rng(1).permuted(labels, axis=-1)
     assert abs(ami(labels, found).mean()) < 0.1 < v_measure(labels, found).mean()
-
-
-def test_other_patches_are_refused() -> None:
-    with pytest.raises(VitrimError, match="clusters of the same patches"):
-        v_measure([0, 1], [0, 1, 2])
 
 
 def test_patterns_are_those_of_sets_and_of_scikit_learn(records: list[Record]) -> None:

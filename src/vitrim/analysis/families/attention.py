@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitrim.analysis.family import (
-    FamilyResult,
-    TableRow,
-    Tables,
-    drawn_blocks,
-    grouped,
-    methods_with,
-    note_blocks,
-)
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, example_maps, grouped, note_blocks
 from vitrim.analysis.figures import Panel, draws, line_panels, styles
 from vitrim.analysis.statistics import moments
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject
@@ -104,7 +96,7 @@ class _Maps(Observer):
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
-EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 4
+METHODS_DRAWN, BLOCKS_DRAWN = 2, 4
 
 
 @draws("attention", "attention", "Attention given and attention computed, block by block")
@@ -128,21 +120,18 @@ def draw_attention_maps(tables: Tables) -> Any:
     if not arrays:
         return None
     rows: list[Any] = []
-    for name in methods_with(arrays, "given")[:METHODS_DRAWN]:
-        shown = list(drawn_blocks(arrays, name, BLOCKS_DRAWN).items())
-        for example in range(min(EXAMPLES_DRAWN, len(arrays["images"]))):
-            image = arrays["images"][example]
-            given, precise = (arrays[f"{name}/{kind}"][example] for kind in ("given", "precise"))
-            grid = grid_of(given.shape[-1], image)
-            both = [np.stack([given[place], precise[place]]) for _, place in shown]
-            limits = [(float(np.nanmin(pair)), float(np.nanmax(pair))) for pair in both]
-            for label, values in (("given", given), ("precise", precise)):
-                first = ("image", in_colour(image)) if label == "given" else ("", None)
-                maps = [
-                    (f"block {block}", overlay(image, values[place], grid, limits=limit))
-                    for (block, place), limit in zip(shown, limits, strict=True)
-                ]
-                rows.append((f"{short(name)}\n{label}", [first, *maps]))
-            parts = [("", overlay(image, abs(given[p] - precise[p]), grid, cmap="cividis")) for _, p in shown]
-            rows.append(("difference", [("", None), *parts]))
+    maps = example_maps(arrays, ("given", "precise"), METHODS_DRAWN, BLOCKS_DRAWN)
+    for name, shown, image, (given, precise) in maps:
+        grid, places = grid_of(given.shape[-1], image), list(shown.values())
+        both = [np.stack([given[place], precise[place]]) for place in places]
+        limits = [(float(np.nanmin(pair)), float(np.nanmax(pair))) for pair in both]
+        for label, values in (("given", given), ("precise", precise)):
+            first = ("image", in_colour(image)) if label == "given" else ("", None)
+            drawn = [
+                (f"block {block}", overlay(image, values[place], grid, limits=limit))
+                for (block, place), limit in zip(shown.items(), limits, strict=True)
+            ]
+            rows.append((f"{short(name)}\n{label}", [first, *drawn]))
+        apart = [("", overlay(image, abs(given[p] - precise[p]), grid, cmap="cividis")) for p in places]
+        rows.append(("difference", [("", None), *apart]))
     return gallery(rows)

@@ -1,8 +1,7 @@
 """Patterns: which patches methods keep, and how they group them, for every pair of records, block by block.
 
 "Which Tokens to Use?" is Haurum et al., Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCV
-workshops 2023); algorithms and sections are those of its supplement. Two sets or clusterings of different numbers of
-patches raise `VitrimError`."""
+workshops 2023); algorithms and sections are those of its supplement."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from vitrim.analysis.figures import PairMap, Panel, draw_pair_maps, draws, line_
 from vitrim.analysis.proxies import anchor_rows, draw_anchors, scores_of
 from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import moments
-from vitrim.errors import VitrimError
 from vitrim.plots.charts import short
 from vitrim.plots.style import TEXT, method_of
 from vitrim.report import Table
@@ -41,7 +39,7 @@ def iou(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> float(iou([True, True, False, False], [True, False, True, False]))
         0.3333333333333333
     """
-    first, second = _sets(a, b)
+    first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
     return _ratio((first & second).sum(-1), (first | second).sum(-1))
 
 
@@ -58,15 +56,8 @@ def ioa(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> float(ioa([True, True, True, False], [True, False, False, True]))
         0.5
     """
-    first, second = _sets(a, b)
-    return _ratio((first & second).sum(-1), second.sum(-1))
-
-
-def _sets(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
-    if first.shape[-1:] != second.shape[-1:]:
-        raise VitrimError(f"expected two sets of the same patches, got sets over {first.shape} and {second.shape}")
-    return first, second
+    return _ratio((first & second).sum(-1), second.sum(-1))
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
@@ -192,7 +183,7 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     from scipy.stats import hypergeom
 
     of_a, of_b, of_both = _entropies(a, b)
-    first, second = (one.reshape(-1, one.shape[-1]) for one in _labels(a, b))
+    first, second = (one.reshape(-1, one.shape[-1]) for one in np.broadcast_arrays(a, b))
     images, patches = first.shape
     counts: list[NDArray[np.int64]] = []  # (I, P + 1), clusters of each size, of a and b
     for labels in (first, second):
@@ -216,17 +207,9 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     return np.where((of_a == 0) | (of_b == 0), single, gained / possible)
 
 
-def _labels(a: ArrayLike, b: ArrayLike) -> tuple[Labels, Labels]:
-    first, second = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
-    if first.shape[-1:] != second.shape[-1:] or first.ndim == 0:
-        raise VitrimError(f"expected clusters of the same patches, got labels {first.shape} and {second.shape}")
-    one, other = np.broadcast_arrays(first, second)
-    return one, other
-
-
 def _entropies(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """H(A), H(B) and H(A, B) of every image, in nats."""
-    first, second = _labels(a, b)
+    first, second = np.broadcast_arrays(np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64))
     shape, patches = first.shape[:-1], first.shape[-1]
     first, second = (one.reshape(-1, patches) - min(0, one.min(initial=0)) for one in (first, second))
     wide = int(second.max(initial=0)) + 1

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitrim.analysis.families.depth import depth_map
-from vitrim.analysis.family import FamilyResult, TableRow, Tables, drawn_blocks, methods_with, note_blocks
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, example_maps, note_blocks
 from vitrim.analysis.figures import draws
 from vitrim.analysis.statistics import moments
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject
@@ -112,7 +112,7 @@ class _Scores(Observer):
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
-EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 4, 5
+METHODS_DRAWN, BLOCKS_DRAWN = 4, 5
 
 
 @draws("router", "router", "Scores over the image")
@@ -123,13 +123,9 @@ def draw_router(tables: Tables) -> Any:
     if not arrays:
         return None
     rows = []
-    for name in methods_with(arrays, "scores")[:METHODS_DRAWN]:
-        shown = drawn_blocks(arrays, name, BLOCKS_DRAWN)
-        for example in range(min(EXAMPLES_DRAWN, len(arrays["images"]))):
-            image = arrays["images"][example]
-            grid = grid_of(arrays[f"{name}/depth"].shape[-1], image)
-            scores = arrays[f"{name}/scores"][example]
-            parts = [(f"block {block}", overlay(image, scores[place], grid)) for block, place in shown.items()]
-            depth = overlay(image, arrays[f"{name}/depth"][example], grid, cmap="cividis")
-            rows.append((short(name), [("image", in_colour(image)), *parts, ("depth", depth)]))
+    for name, shown, image, (scores, depth) in example_maps(arrays, ("scores", "depth"), METHODS_DRAWN, BLOCKS_DRAWN):
+        grid = grid_of(len(depth), image)
+        parts = [(f"block {block}", overlay(image, scores[place], grid)) for block, place in shown.items()]
+        last = ("depth", overlay(image, depth, grid, cmap="cividis"))
+        rows.append((short(name), [("image", in_colour(image)), *parts, last]))
     return gallery(rows)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from vitrim.analysis.family import FamilyResult, TableRow, Tables, methods_with
+from vitrim.analysis.family import FamilyResult, TableRow, Tables
 from vitrim.analysis.figures import draws
 from vitrim.analysis.subject import Observer, Subject
 from vitrim.core.method import MethodConfig
@@ -160,7 +160,7 @@ def draw_tsne(tables: Tables) -> Any:
         for row in tables["tsne"].records()
         if row["block"] == ALL
     }
-    names = methods_with(arrays, "points")
+    names = [name.removesuffix("/points") for name in arrays if name.endswith("/points")]
     blocks = [arrays[f"{name}/blocks"] for name in names]
     limits = {"vmin": min(own.min() for own in blocks), "vmax": max(own.max() for own in blocks)}
     figure, axes = panels(len(names), across=2, size=(3.4, 3.2), above=0.1)
