@@ -1,6 +1,6 @@
 """Count what the design promises: lines, raise statements, names with two meanings, members of contracts, walks.
 
-    python docs/count.py            # a table in Markdown
+    python docs/count.py            # a table in Markdown; --walks follows the walks, too
     python docs/count.py --src DIR  # of another copy of the package, for a comparison
 
 A walk is what Python runs while one thing is done: the functions of the package that are entered, and who calls whom.
@@ -263,7 +263,7 @@ def comments(texts: Iterable[str]) -> int:
     return sum(line.lstrip().startswith("#") for text in texts for line in text.splitlines())
 
 
-def rows(package: Path, *, walks: bool = True) -> Iterator[tuple[str, str]]:
+def rows(package: Path, *, walks: bool = False) -> Iterator[tuple[str, str]]:
     """Every measure and its value."""
     root = package.parents[1]
     texts = sources(package)
@@ -304,5 +304,6 @@ def table(found: Iterator[tuple[str, str]]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="folder that holds the package")
+    parser.add_argument("--walks", action="store_true", help="follow the walks, which takes minutes")
     given = parser.parse_args()
-    print(table(rows((given.src / "vitrim").resolve())), end="")
+    print(table(rows((given.src / "vitrim").resolve(), walks=given.walks)), end="")

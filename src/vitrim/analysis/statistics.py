@@ -102,6 +102,6 @@ def moments(measures: Mapping[str, ArrayLike], n: int = DRAWS) -> dict[str, floa
 
 @lru_cache(maxsize=1)
 def _draws(size: int, n: int) -> list[NDArray[np.uint8]]:
-    """How often each of ``size`` images occurs in each of ``n`` draws with replacement; the same for all measures."""
+    """Counts of each of ``size`` images in each of ``n`` draws with replacement; the same for all measures."""
     generator = np.random.default_rng(0)
     return [np.bincount(generator.integers(size, size=size), minlength=size).astype(np.uint8) for _ in range(n)]
