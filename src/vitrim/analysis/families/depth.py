@@ -228,12 +228,12 @@ def depth(records: Sequence[Record]) -> FamilyResult:
             row, column = divmod(place, record.header["grid"][1])
             places.append({"method": name, "row": row, "column": column, "depth": mean, "depth_std": std})
     result.add("depth_maps", "Depth of every patch", places, ())
-    for (one, of_one), (other, of_other) in combinations(maps.values(), 2):
-        if all(one.header[key] == other.header[key] for key in ("grid", "num_layers")):
-            a, b = (pattern.mean.reshape(one.header["grid"]) for pattern in (of_one, of_other))
+    for (first, of_first), (second, of_second) in combinations(maps.values(), 2):
+        if all(first.header[key] == second.header[key] for key in ("grid", "num_layers")):
+            a, b = (pattern.mean.reshape(first.header["grid"]) for pattern in (of_first, of_second))
             divergences = {"kl_bits_ab": kl_bits(a, b), "kl_bits_ba": kl_bits(b, a), "js_bits": js_bits(a, b)}
             likeness = {"pcc": pcc(a, b), "scc": scc(a, b), "sim": sim(a, b), "emd_patches": emd(a, b)}
-            alike.append({"method_a": one.name, "method_b": other.name, **divergences, **likeness})
+            alike.append({"method_a": first.name, "method_b": second.name, **divergences, **likeness})
     result.add("depth_pairs", "Similarity of the mean maps of depth", alike)
     if alike:
         note = "Jensen-Shannon divergences are the textbook's; those of the study have reversed arguments"

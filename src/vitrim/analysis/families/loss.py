@@ -207,8 +207,8 @@ class _Distances(Observer):
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         distance = kl = torch.full((len(batch),), torch.nan, dtype=torch.float64)
         if output.feature is not None and dense.feature is not None and output.feature.shape == dense.feature.shape:
-            pair = (feature.double().flatten(1) for feature in (output.feature, dense.feature))
-            distance = 1 - torch.cosine_similarity(*pair)
+            own, full = (feature.double().flatten(1) for feature in (output.feature, dense.feature))
+            distance = 1 - torch.cosine_similarity(own, full)
         if are_logits(output):
             kl = divergence(output.prediction, dense.prediction)
         self.add(0, distance.cpu().numpy(), kl.cpu().numpy())
