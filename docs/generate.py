@@ -20,6 +20,7 @@ from typing import Any, get_args
 from typer.testing import CliRunner
 
 import vitrim
+from vitrim.checked import Checked
 from vitrim.cli import COMMANDS, app, listing
 from vitrim.core.host import Host
 from vitrim.core.method import MethodConfig, StagedConfig
@@ -29,7 +30,6 @@ from vitrim.core.registry import hosts, methods, selectors, vision_languages
 from vitrim.core.selection import Selector
 from vitrim.core.tables import missing_libraries
 from vitrim.errors import VitrimError
-from vitrim.tasks.options import Section
 from vitrim.training.objectives import learned
 from vitrim.training.recipe import Recipe
 
@@ -311,17 +311,17 @@ def _recipes() -> Iterator[str]:
     yield table(("key", "default", "meaning"), rows) + "\n"
 
 
-def _sections(recipe: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+def _sections(recipe: type[Checked]) -> Iterator[tuple[str, type[Checked]]]:
     """The sections of a recipe by their keys."""
     for key, info in recipe.model_fields.items():
         if section := _section(info.annotation):
             yield key, section
 
 
-def _section(annotation: Any) -> type[Section] | None:
+def _section(annotation: Any) -> type[Checked] | None:
     """The class of a section in the type of a field: itself, or an entry of a tuple, or beside None."""
     for each in (annotation, *get_args(annotation)):
-        if isinstance(each, type) and issubclass(each, Section):
+        if isinstance(each, type) and issubclass(each, Checked):
             return each
     return None
 

@@ -7,72 +7,99 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.families.counts import COLUMNS as COUNTS
-from vitrim.analysis.families.counts import SHOWN as COUNTS_SHOWN
-from vitrim.analysis.families.depth import OVERALL, PLACES
-from vitrim.analysis.families.depth import PAIRS as DEPTH_PAIRS
-from vitrim.analysis.families.features import PAIRS as FEATURES
-from vitrim.analysis.families.features import PROXY
-from vitrim.analysis.families.patterns import CLUSTERS, CLUSTERS_SHOWN, OVERLAP, OVERLAP_SHOWN, PROXIES
 from vitrim.analysis.family import FamilyResult, Tables
-from vitrim.analysis.proxies import ANCHORS
 from vitrim.analysis.record import Record
-from vitrim.report import Table
 
 NAMES = ("topk:keep_rate=0.9", "topk:keep_rate=0.5", "tome:r=8")
 BLOCKS = (1, 3)
+MEAN = ("", "_std", "_low", "_high")
 
 
 def results() -> dict[str, FamilyResult]:
     """One `FamilyResult` per family of records: three records and the dense model, two blocks."""
     draw = np.random.default_rng(0)
-    pairs = [(a, b, block) for a, b in combinations(NAMES, 2) for block in BLOCKS]
 
-    def numbers(columns: tuple[str, ...], taken: int) -> list[float]:
-        return [float(number) for number in draw.random(len(columns) - taken)]
+    def numbers(*names: str) -> dict[str, float]:
+        return {name: float(draw.random()) for name in names}
 
-    overlap = [(a, b, block, 40, 14.0, 10.0 - NAMES.index(b), *numbers(OVERLAP, 6)) for a, b, block in pairs]
-    clusters = [(a, b, block, 40, 9.0, 8.0, *numbers(CLUSTERS, 6)) for a, b, block in pairs]
-    counts = [
-        (name, block, 40, *numbers(COUNTS, 5), 17.0 if name == NAMES[2] else None, None)
-        for name in ("dense", *NAMES)
-        for block in range(4)
-    ]
-    places = [(name, row, column, row + column, 0.5 * row) for name in NAMES for row in range(2) for column in range(3)]
-    features = [
-        (a, b, block, 40, *numbers(FEATURES, 6), 0.1 * place, 0.1 * place)
-        for place, (a, b) in enumerate(combinations(("dense", *NAMES), 2))
-        for block in (1, "head")
-    ]
+    def pair(a: str, b: str, **more: Any) -> dict[str, Any]:
+        return {"method_a": a, "method_b": b, **more}
+
+    def family(**tables: list[dict[str, Any]]) -> FamilyResult:
+        result = FamilyResult()
+        for name, rows in tables.items():
+            result.add(name, name.capitalize(), rows, () if name == "depth_maps" else None)
+        return result
+
+    def means(*names: str) -> list[str]:
+        return [f"{name}{end}" for name in names for end in MEAN]
+
+    levels = ("iou_least", "iou_chance", "ioa_least", "ioa_chance")
+    ranks = ("spearman", "spearman_p", "kendall", "kendall_p")
     measures = ("procrustes", "cka_distance", "pwcca_distance_ab")
-    proxy = [("head", measure, 6, *numbers(PROXY, 3)) for measure in measures]
-    anchors = [(name, "head", one, 3, *numbers(ANCHORS, 4)) for one in measures for name in NAMES]
-    depth_pairs = [(a, b, *numbers(DEPTH_PAIRS, 2)) for a, b in combinations(NAMES, 2)]
-    likeness = [(a, b, "end", 40, *numbers(PROXIES, 4)) for a, b in combinations(NAMES, 2)]
-    ranks = [(name, "end", one, 2, *numbers(ANCHORS, 4)) for one in ("iou", "v_measure") for name in NAMES]
+    deciles = ("tokens_std", "p10", "median", "p90", "least", "most", "removed")
+    divergences = ("kl_bits_ab", "kl_bits_ba", "js_bits", "pcc", "scc", "sim", "emd_patches")
+    pairs = [(a, b, block) for a, b in combinations(NAMES, 2) for block in BLOCKS]
     return {
-        "patterns": FamilyResult(
-            [
-                Table("overlap", "Overlap", OVERLAP, overlap, OVERLAP_SHOWN),
-                Table("clusters", "Clusters", CLUSTERS, clusters, CLUSTERS_SHOWN),
-                Table("pattern_proxies", "Likeness", PROXIES, likeness),
-                Table("pattern_anchors", "Ranks", ANCHORS, ranks),
+        "patterns": family(
+            overlap=[
+                pair(a, b, block=block, images=40, kept_a=14.0, kept_b=10.0 - NAMES.index(b))
+                | numbers(*means("iou", "ioa"), *levels)
+                for a, b, block in pairs
+            ],
+            clusters=[
+                pair(a, b, block=block, images=40, clusters_a=9.0, clusters_b=8.0)
+                | numbers(*means("homogeneity", "completeness", "v_measure"), "v_chance", "ami")
+                for a, b, block in pairs
+            ],
+            pattern_proxies=[
+                pair(a, b, block="end", images=40) | numbers("iou", "v_measure", "difference", "signed")
+                for a, b in combinations(NAMES, 2)
+            ],
+            pattern_anchors=[
+                {"method": name, "block": "end", "measure": measure, "others": 2, **numbers(*ranks)}
+                for measure in ("iou", "v_measure")
+                for name in NAMES
             ],
         ),
-        "depth": FamilyResult(
-            [
-                Table("depth", "Depth", OVERALL, [(name, 40, *numbers(OVERALL, 2)) for name in NAMES]),
-                Table("depth_maps", "Maps", PLACES, places, ()),
-                Table("depth_pairs", "Pairs", DEPTH_PAIRS, depth_pairs),
+        "depth": family(
+            depth=[
+                {"method": name, "images": 40, **numbers("depth", "depth_std", "shallowest_patch", "deepest_patch")}
+                for name in NAMES
+            ],
+            depth_maps=[
+                {"method": name, "row": row, "column": column, "depth": row + column, "depth_std": 0.5 * row}
+                for name in NAMES
+                for row in range(2)
+                for column in range(3)
+            ],
+            depth_pairs=[pair(a, b) | numbers(*divergences) for a, b in combinations(NAMES, 2)],
+        ),
+        "counts": family(
+            counts=[
+                {"method": name, "block": block, "images": 40, **numbers("tokens", *deciles)}
+                | {"bound": 17.0 if name == NAMES[2] else None, "threshold": None}
+                for name in ("dense", *NAMES)
+                for block in range(4)
             ]
         ),
-        "counts": FamilyResult([Table("counts", "Tokens", COUNTS, counts, COUNTS_SHOWN)]),
-        "features": FamilyResult(
-            [
-                Table("features", "Features", FEATURES, features, FEATURES[:-1]),
-                Table("proxy", "Proxy", PROXY, proxy),
-                Table("proxy_anchors", "Anchors", ANCHORS, anchors),
-            ]
+        "features": family(
+            features=[
+                pair(a, b, block=block, images=40)
+                | numbers(*measures, "mean_cca")
+                | {"difference": 0.1 * place, "signed": 0.1 * place}
+                for place, (a, b) in enumerate(combinations(("dense", *NAMES), 2))
+                for block in (1, "head")
+            ],
+            proxy=[
+                {"block": "head", "measure": measure, "pairs": 6} | numbers(*ranks, "spearman_low", "spearman_high")
+                for measure in measures
+            ],
+            proxy_anchors=[
+                {"method": name, "block": "head", "measure": measure, "others": 3, **numbers(*ranks)}
+                for measure in measures
+                for name in NAMES
+            ],
         ),
     }
 

@@ -16,7 +16,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from made_tables import tables
-from vitrim.analysis.family import Tables, drawn
+from vitrim.analysis.family import Tables
+from vitrim.analysis.figures import drawn
 from vitrim.app.messages import PlottedPoint
 from vitrim.app.uploads import _picture
 from vitrim.plain import Sheet, plain

@@ -211,11 +211,11 @@ def test_bad_input_writes_nothing(
 @pytest.mark.parametrize(
     ("function", "given", "message"),
     [
-        (analyze_records, 5, "records is a list of records or their files, not 5"),
-        (analyze_records, [5], "records is a list of records or their files, not"),
-        (analyze_records, "record.npz", "records is a list of records or their files, not 'record.npz'"),
-        (compare_analyses, 5, "analyses is a list of folders, not 5"),
-        (compare_analyses, [5], "analyses is a list of folders, not"),
+        (analyze_records, 5, "records=5: must be a list"),
+        (analyze_records, [5], "records=5: must be a Record, or a text, or a path"),
+        (analyze_records, "record.npz", "records=record.npz: must be a list"),
+        (compare_analyses, 5, "analyses=5: must be a list"),
+        (compare_analyses, [5], "analyses=5: must be a text, or a path"),
     ],
 )
 def test_what_is_no_list_of_records_or_folders(

@@ -16,7 +16,8 @@ from vitrim.analysis.families.depth import draw_depth_pairs
 from vitrim.analysis.families.patterns import draw_overlap
 from vitrim.analysis.families.router import draw_router
 from vitrim.analysis.families.tsne import draw_tsne
-from vitrim.analysis.family import Drawing, Tables, drawings, drawn, fullest, styles
+from vitrim.analysis.family import Tables, fullest
+from vitrim.analysis.figures import Drawing, drawings, drawn, styles
 from vitrim.core import registry
 from vitrim.core.registry import methods
 from vitrim.report import Table

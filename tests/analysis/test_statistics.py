@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrim.analysis.statistics import spearman_ci, spearman_kendall, summary
+from vitrim.analysis.statistics import moments, spearman_ci, spearman_kendall
 from vitrim.errors import VitrimError
 
 
@@ -45,13 +45,14 @@ def bootstrapped(values: np.ndarray, statistic: Callable[[np.ndarray], Any], n: 
 
 def test_the_interval_of_the_mean_is_that_of_scipy_and_of_every_draw() -> None:
     values = np.random.default_rng(1).exponential(size=(60, 2))
-    found = np.array([row[2:] for row in summary(values, n=4000)]).T
+    numbers = moments({"a": values[:, 0], "b": values[:, 1]}, n=4000)
+    found = np.array([[numbers[f"{name}_{end}"] for name in "ab"] for end in ("low", "high")])
     expected = stats.bootstrap(
         (values,), np.mean, axis=0, method="percentile", n_resamples=4000, rng=0
     ).confidence_interval
     assert np.allclose(found, expected, atol=0.05)
     assert np.allclose(found, bootstrapped(values, lambda rows: rows.mean(0), 4000), atol=1e-12)
-    assert summary(values) == summary(values)
+    assert numbers == moments({"a": values[:, 0], "b": values[:, 1]}, n=4000)
 
 
 def test_rows_are_drawn_whole() -> None:
@@ -68,11 +69,11 @@ def test_the_interval_of_spearman_is_that_of_every_draw(pairs: np.ndarray) -> No
 
 def test_a_summary_has_the_population_standard_deviation() -> None:
     values = np.random.default_rng(4).exponential(size=(7, 2))
-    found = summary(values)
-    assert [row[0] for row in found] == pytest.approx([fmean(column) for column in values.T])
-    assert [row[1] for row in found] == pytest.approx([pstdev(column) for column in values.T])
+    found = moments({"a": values[:, 0], "b": values[:, 1]})
+    assert [found["a"], found["b"]] == pytest.approx([fmean(column) for column in values.T])
+    assert [found["a_std"], found["b_std"]] == pytest.approx([pstdev(column) for column in values.T])
 
 
 def test_no_images_have_no_summary() -> None:
     with pytest.raises(VitrimError, match="of one image or more"):
-        summary(np.zeros((0, 2)))
+        moments({"iou": []})

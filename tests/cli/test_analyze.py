@@ -18,7 +18,7 @@ from vitrim.analysis import output
 from vitrim.analysis.families import DEFAULT, FAMILIES, Family
 from vitrim.analysis.families.features import procrustes
 from vitrim.analysis.families.patterns import iou
-from vitrim.analysis.family import drawn
+from vitrim.analysis.figures import drawn
 from vitrim.analysis.record import Record
 from vitrim.errors import VitrimError
 from vitrim.measure.decisions import file_name, read_arrays
@@ -296,7 +296,7 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--only", "depths"], "unknown family 'depths'"),
         ([], "give a model and --data, or stored records with --from"),
         ([*MODEL], "give the images to analyse the model on with --data"),
-        (["test_vit", "--from", "RECORD"], "leave out the model, --data and the methods"),
+        (["test_vit", "--from", "RECORD"], "and runs no model: leave out the model"),
         (["--from", "none.npz"], "cannot read none.npz"),
         (["--from", "RECORD", "--only", "depth,router"], "router runs the model, which stored records do not hold"),
         ([*MODEL, "--data", "none", "--only", "throughput", "--sizes", "64,x"], "whole numbers of pixels"),
@@ -326,7 +326,7 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--compare", "REPORT", "FULL"], "holds no records of a finished analysis"),
         (["--compare", "REPORT", "REPORT", "--from", "RECORD"], "leave out --from"),
         (["--compare", "REPORT", "REPORT", "--only", "patterns"], "patterns needs records of the same images"),
-        (["--from", "RECORD", "--model", "two"], "leave out the model"),
+        (["--from", "RECORD", "--model", "two"], "leave out --model"),
         (["--from", "RECORD", "--limit", "3"], "--from analyses stored records, and runs no model: leave out --limit"),
         (["--from", "RECORD", "--pretrained"], "runs no model: leave out --pretrained"),
         (["--from", "RECORD", "--model-option", "depth=2"], "runs no model: leave out --model-option"),

@@ -17,7 +17,6 @@ from vitrim.plots.patches import (
     HATCH_GROUND,
     HATCH_LINE,
     OUTLINE_COLOUR,
-    draw_groups,
     draw_kept,
     groups_of,
     sources_of,
@@ -112,7 +111,7 @@ def test_groups_get_their_mean_and_pruned_patches_a_hatch() -> None:
     image = np.zeros((4, 4), dtype=np.float32)
     image[:, 1] = 1.0
     source = np.array([1, 1, 2, -1] * 4)  # one group over the first two columns, one over the third, the last pruned
-    drawn = draw_groups(image, source, (4, 4), scale=8)
+    drawn = draw_kept(image, source, (4, 4), scale=8)
     assert drawn.shape == (32, 32, 3)
     assert np.allclose(drawn[12, 8], 0.5)  # inside the first group: the mean of black and white
     assert hatched(drawn[:, 24:]).all()
@@ -124,9 +123,4 @@ def test_groups_get_their_mean_and_pruned_patches_a_hatch() -> None:
 
 def test_single_patches_show_the_image_itself() -> None:
     image = np.random.default_rng(0).random((4, 4, 3)).astype(np.float32)
-    assert np.array_equal(draw_groups(image, np.arange(4), (2, 2)), image)
-
-
-def test_a_grid_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(VitrimError, match="9 patches on a grid of 3 x 3 do not fit an image of 4 x 4"):
-        draw_groups(np.zeros((4, 4), dtype=np.float32), np.zeros(9, dtype=np.int64), (3, 3))
+    assert np.array_equal(draw_kept(image, np.arange(4), (2, 2)), image)

@@ -8,15 +8,18 @@ compare_analyses(["report", "other_report"], out="compared")
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from vitrim.analysis.collect import Collect, records_of
 from vitrim.analysis.families import FAMILIES, across, chosen, results_of
 from vitrim.analysis.output import SUMMARY, in_folder, read_analysis, write_analysis, write_records
-from vitrim.analysis.passes import Pass, Setting, complete, read_all, subjects
 from vitrim.analysis.record import Record, distinct
+from vitrim.analysis.subject import Subject
+from vitrim.analysis.summary import milliseconds, scores
 from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
@@ -24,8 +27,9 @@ from vitrim.data import DataError
 from vitrim.errors import VitrimError, check_installed, check_known, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import ModelSpec, ScoredModel
-from vitrim.measure.evaluation import DTYPES
+from vitrim.measure.evaluation import DTYPES, paired_probes, standard_probes
 from vitrim.measure.inputs import ScoredData
+from vitrim.measure.records import read
 from vitrim.report import Report
 from vitrim.results import PictureFormat, PictureFormats, Pictures
 
@@ -95,22 +99,19 @@ def analyze(
         [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
     """
     source, place, configs = ScoredData.of(data), Pictures.of(out), parse_methods(methods)
-    specs = ScoredModel.each(models)
-    device, dtype = specs[0].device or "cpu", specs[0].dtype or "fp32"
-    check_known("dtype", dtype, DTYPES)
     if place.folder is None:
         raise VitrimError("an analysis is written: give a folder, out")
+    specs = ScoredModel.each(models)
+    _check_models(specs)
     wanted = _checked(place.folder, only, place.formats, sizes, blocks)
-    _check_different(specs)
 
-    setting = Setting(configs, source, str(device), dtype, seed, sizes, blocks)
-    passes = [setting.opened(spec) for spec in specs]
+    beside = {"sizes": sizes, "blocks": blocks, "beside": len(specs) > 1}
+    passes = [_Pass(Subject.opened(spec, configs, source, seed, **beside)) for spec in specs]
     if wanted.families and all(FAMILIES[name].of_records is None for name in wanted.families):
-        results = results_of(None, wanted.families, subjects(passes))
-        return write_analysis(wanted.folder, results, [], _about(passes, whole=True), wanted.formats)
+        return _analysed(passes, wanted, [], whole=True)
     try:
         with one_line_errors("this batch size", kept="; what was gathered is kept"):
-            read_all(passes, on_progress)
+            _read(passes, on_progress)
     except BaseException:
         report = _gathered(passes, wanted)
         if report is not None and on_report is not None:
@@ -122,21 +123,65 @@ def analyze(
     return report
 
 
-def _gathered(passes: Sequence[Pass], wanted: _Wanted) -> Report | None:
+class _Pass:
+    """One model on its pass over the images."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.images = subject, int(subject.about["data"]["images"])
+        probes = [Collect(num_images=self.images), *standard_probes(subject.task), *paired_probes(subject.task)]
+        self.measurement = subject.measurement(subject.methods, probes)
+
+    def records(self, *, timed: bool) -> list[Record]:
+        """The records of the images seen so far, the dense model's first."""
+        findings, subject = self.measurement.findings(), self.subject
+        about, data, task = subject.about, subject.about["data"], subject.task
+        header = {key: about[key] for key in ("model", "weights", "environment")}
+        header |= {
+            "data": data["source"],
+            "split": data["split"],
+            "batch_size": data["batch_size"],
+            "seed": subject.seed,
+        }
+        records = records_of(findings, header)
+        times = milliseconds(subject) if records and timed else {}
+        for row in findings.rows:
+            known = {"gmacs": sum(row["gmacs"].values()), **({"ms": times[row.method]} if times else {})}
+            if task.selects_by != "top1":  # top-1 follows from the records
+                known |= scores(row, findings.rows[0], task.selects_by)
+            record = records[row.method]
+            records[row.method] = replace(record, header={**record.header, **known})
+        return list(records.values())
+
+
+def _read(passes: Sequence[_Pass], on_progress: Callable[[int, int], None] | None) -> None:
+    """Run the passes; ``on_progress`` is called after every batch with the images processed and the total."""
+    seen, images = 0, sum(one.images for one in passes)
+    for one in passes:
+        subject, measurement = one.subject, one.measurement
+        how: dict[str, Any] = {"limit": subject.limit, "workers": subject.workers, "collate": subject.task.collate}
+        for batch in read(subject.dataset, subject.batch_size, **how):
+            measurement.update(batch)
+            if on_progress is not None:
+                on_progress(seen + measurement.images, images)
+        seen += measurement.images
+
+
+def _gathered(passes: Sequence[_Pass], wanted: _Wanted) -> Report | None:
     """Write the records gathered so far and analyse them; None before the first batch."""
-    whole = complete(passes)
-    records = [record for one in passes for record in one.records(complete=whole)]
-    if not records:
-        return None
-    files = write_records(wanted.folder, records)  # before any family can fail: a pass may have taken hours
-    results = results_of(records, wanted.families, subjects(passes) if whole else None)
-    return write_analysis(wanted.folder, results, records, _about(passes, whole=whole), wanted.formats, files)
+    whole = all(one.measurement.images == one.images for one in passes)
+    records = [record for one in passes for record in one.records(timed=whole)]
+    return _analysed(passes, wanted, records, whole=whole) if records else None
 
 
-def _about(passes: Sequence[Pass], *, whole: bool) -> dict[str, Any]:
-    """The facts for the summary: those of the first pass, and all models."""
-    models = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
-    return {**passes[0].found, "models": models, "complete": whole}
+def _analysed(passes: Sequence[_Pass], wanted: _Wanted, records: Sequence[Record], *, whole: bool) -> Report:
+    """Write the records and the report; the families that run the models only after all images."""
+    # records first, before any family can fail: a pass may have taken hours
+    files = write_records(wanted.folder, records) if records else []
+    subjects = {str(one.subject.about["model"]): one.subject for one in passes}
+    results = results_of(records or None, wanted.families, subjects if whole else None)
+    models = [{key: one.about[key] for key in ("model", "weights", "model_options")} for one in subjects.values()]
+    about = {**passes[0].subject.about, "models": models, "complete": whole}
+    return write_analysis(wanted.folder, results, records, about, wanted.formats, files)
 
 
 @checked_call
@@ -213,8 +258,11 @@ class _Wanted(NamedTuple):
     formats: list[PictureFormat]
 
 
-def _check_different(specs: Sequence[ModelSpec]) -> None:
-    names = [one.model if one.named else one.load().name for one in specs]
+def _check_models(specs: Sequence[ScoredModel]) -> None:
+    """Check that models differ, and the dtype in which each runs."""
+    for spec in specs:
+        check_known("dtype", spec.dtype or "fp32", DTYPES)
+    names = [spec.model if spec.named else spec.load().name for spec in specs]
     again = next((name for name in names if names.count(name) > 1), None)
     if again is not None:
         raise VitrimError(f"model {again} is given twice")

@@ -155,11 +155,6 @@ class _Collected(Gauge):
         found = whereabouts(reduction, images)
         if not self.probe.patterns:
             return {"num_tokens": found["num_tokens"]}
-        before = self.lists.batches("source")[0] if self.lists.batches("source") else found["source"]
-        if before.shape[1:] != found["source"].shape[1:]:
-            raise DataError(
-                f"an analysis needs images of one size, got {found['source'].shape[2]} tokens after {before.shape[2]}"
-            )
         patches, (rows, columns) = found["source"].shape[2] - facts.num_prefix, facts.grid_size
         if patches != rows * columns:
             raise DataError(

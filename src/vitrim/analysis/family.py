@@ -1,24 +1,21 @@
-"""The parts of an analysis family: its result, and figures drawn from its tables.
-
-A figure reads nothing but tables, so stored records can redraw it; a family without figures still has its tables in the
-report.
-"""
+"""The tables of an analysis family, and what its figures ask of them; `figures.py` draws."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.core.tables import enter
-from vitrim.plots.charts import Line, colour_bar, heat, line, square
 from vitrim.report import Table
-from vitrim.style import SMALL, TEXT, TITLE, colours, markers, names_below, panels
+
+TableRow = dict[str, Any]
+"""A row of a table by column."""
+NAMES = ("method", "method_a", "method_b")
+"""Columns that hold names of records."""
 
 
 @dataclass
@@ -36,6 +33,23 @@ class FamilyResult:
     notes: list[str] = field(default_factory=list)
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     images: int | None = None
+
+    def add(self, name: str, title: str, rows: Sequence[TableRow], shown: tuple[str, ...] | None = None) -> None:
+        """Add a table of rows with equal columns, if there are rows; ``shown`` as in `Table`."""
+        if rows:
+            texts = sum(column in NAMES for column in rows[0])
+            values = [tuple(row.values()) for row in rows]
+            self.tables.append(Table(name, title, tuple(rows[0]), values, shown, text_columns=texts))
+
+    @classmethod
+    def joined(cls, parts: Iterable[FamilyResult]) -> FamilyResult:
+        """The findings of several parts of one family."""
+        whole = cls()
+        for part in parts:
+            whole.tables += part.tables
+            whole.notes += part.notes
+            whole.arrays |= part.arrays
+        return whole
 
 
 class Tables(dict[str, Table]):
@@ -57,123 +71,24 @@ class Tables(dict[str, Table]):
         )
 
 
-TableRow = dict[str, Any]
-"""A row of a table by column, see `Table.records`."""
-Draw = Callable[[Tables], Any]
-
-_DRAWINGS: dict[str, Drawing] = {}
-NAMES = ("method", "method_a", "method_b")
-"""Columns that hold names of records."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure that can be drawn.
-
-    Attributes:
-        name: file name without suffix.
-        caption: description of the picture, also used as its alternative text.
-        draw: from all tables to a matplotlib figure; None if the tables have nothing to draw, such as a line over rates
-            when every method has only one.
-    """
-
-    name: str
-    family: str
-    table: str
-    title: str
-    caption: str
-    draw: Draw
-
-    def alt(self, tables: Tables) -> str:
-        """The alternative text: caption, where the numbers are, and which records are shown."""
-        shown = ", ".join(names_of(tables[self.table]))
-        return f"{self.caption} The numbers are in {self.table}.csv. Shown: {shown}."
-
-
-def draws(family: str, table: str, title: str) -> Callable[[Draw], Draw]:
-    """Register ``draw_NAME(tables)`` as a figure of ``family``; its docstring is the caption. See `Drawing`."""
-
-    def entered(draw: Draw) -> Draw:
-        name, caption = draw.__name__.removeprefix("draw_"), " ".join((draw.__doc__ or title).split())
-        entry = Drawing(name, family, table, title, caption, draw)
-        enter(_DRAWINGS, name, entry, f"figure '{name}'", attrgetter("draw"))
-        return draw
-
-    return entered
-
-
-def drawings(family: str) -> list[Drawing]:
-    """The figures of a family, in the order of definition."""
-    return [drawing for drawing in _DRAWINGS.values() if drawing.family == family]
-
-
-def drawn(family: str, tables: Tables) -> Iterator[tuple[Drawing, Any]]:
-    """Draw the figures of a family that its tables allow."""
-    for drawing in drawings(family):
-        if drawing.table in tables and tables[drawing.table].rows:
-            figure = drawing.draw(tables)
-            if figure is not None:
-                yield drawing, figure
-
-
-# ---- helpers of drawing functions ------------------------------------------------------------------------------------
-
-
 def names_of(*tables: Table) -> list[str]:
     """The record names in tables, in order of appearance."""
     columns = [table.column(name) for table in tables for name in NAMES if name in table.columns]
     return list(dict.fromkeys(name for column in columns for name in column))
 
 
-def by_method(table: Table) -> dict[str, list[TableRow]]:
-    """The rows of a table by record name."""
-    found: dict[str, list[TableRow]] = {}
-    for row in table.records():
-        found.setdefault(row["method"], []).append(row)
-    return found
+def grouped(rows: Iterable[TableRow], *keys: str) -> dict[Any, list[TableRow]]:
+    """Rows by their value of a key, or by the tuple of several, in order of appearance.
 
-
-def styles(tables: Tables) -> tuple[dict[str, str], dict[str, str]]:
-    """The colour and marker of every record by name, the same in all figures of these tables."""
-    names = names_of(*tables.values())
-    return colours(names), markers(names)
-
-
-def line_panels(
-    tables: Tables,
-    table: str,
-    measures: Sequence[Sequence[str]],
-    *,
-    over: str = "block",
-    label: str = "block",
-    across: int = 3,
-) -> tuple[Any, list[Any]]:
-    """A figure, and its axes, with a panel per measure and a line per record of a table, with the legend below.
-
-    Args:
-        tables: all tables of the report, for the colours.
-        measures: per panel, the column of the line and, optionally, the two columns of its band.
-        over: column of whole numbers on the x axis.
-        across: most panels, and entries of the legend, in a row.
+    Example:
+        >>> list(grouped([{"method": "tome", "block": 0}, {"method": "topk", "block": 0}], "method"))
+        ['tome', 'topk']
     """
-    colour, marker = styles(tables)
-    own = by_method(tables[table])
-    size = (6.2, 3.2) if len(measures) == 1 else (3.6, 2.4) if across == 2 else (2.9, 2.3)
-    figure, axes = panels(len(measures), across=across, size=size, above=0.2 + 0.2 * -(-len(own) // across))
-    for axis, columns in zip(axes, measures, strict=True):
-        for name, every in own.items():
-            rows = sorted(every, key=lambda row: row[over])
-            given = Line(*([row[column] for row in rows] for column in (over, *columns)))
-            line(axis, given, colour=colour[name], marker=marker[name], label=name)
-        whole_numbers(axis, label)
-    names_below(figure, axes, across=across)
-    return figure, axes
-
-
-def whole_numbers(axis: Any, label: str) -> None:
-    """Label the x axis, and put its ticks at whole numbers, such as blocks."""
-    axis.set_xlabel(label, fontsize=TEXT)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    groups: dict[Any, list[TableRow]] = {}
+    for row in rows:
+        values = tuple(row[key] for key in keys)
+        groups.setdefault(values if len(keys) > 1 else values[0], []).append(row)
+    return groups
 
 
 def fullest(blocks: Iterable[int], most: int) -> list[int]:
@@ -188,12 +103,28 @@ def fullest(blocks: Iterable[int], most: int) -> list[int]:
         >>> fullest(range(12), 4)
         [2, 5, 8, 11]
     """
-    counts, found = Counter(blocks), list[int]()
+    counts, chosen = Counter(blocks), list[int]()
     for count in sorted(set(counts.values()), reverse=True):
         equal = sorted(block for block in counts if counts[block] == count)
-        left = min(most - len(found), len(equal))
-        found += [equal[(number + 1) * len(equal) // left - 1] for number in range(left)]
-    return sorted(found)
+        left = min(most - len(chosen), len(equal))
+        chosen += [equal[(number + 1) * len(equal) // left - 1] for number in range(left)]
+    return sorted(chosen)
+
+
+# ---- maps over the image: arrays NAME/KIND, with one map for each of NAME/blocks -------------------------------------
+
+EXAMPLES_DRAWN = 2
+
+
+def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, Iterable[int]]) -> None:
+    """Store the blocks that were asked for, if any, with a note on each record of ``found`` that has no map of one."""
+    if not asked:
+        return
+    result.arrays["drawn"] = np.array(sorted(set(asked)))
+    for name, blocks in found.items():
+        missing = [str(block) for block in sorted(set(asked)) if block not in set(blocks)]
+        if missing:
+            result.notes.append(f"{name} has no map of block {', '.join(missing)} to draw")
 
 
 def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> dict[int, int]:
@@ -213,63 +144,18 @@ def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> di
     return {block: blocks.index(block) for block in wanted if block in blocks}
 
 
-def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, Iterable[int]]) -> None:
-    """Store the blocks that were asked for, if any, with a note on each record of ``found`` that has no map of one."""
-    if not asked:
-        return
-    result.arrays["drawn"] = np.array(sorted(set(asked)))
-    for name, blocks in found.items():
-        missing = [str(block) for block in sorted(set(asked)) if block not in set(blocks)]
-        if missing:
-            result.notes.append(f"{name} has no map of block {', '.join(missing)} to draw")
+def example_maps(
+    arrays: Mapping[str, NDArray[Any]], kinds: Sequence[str], methods: int, blocks: int
+) -> Iterator[tuple[str, dict[int, int], NDArray[Any], list[NDArray[Any]]]]:
+    """Yield maps to draw, for two images of each of the first methods: method, blocks (see `drawn_blocks`), image, and
+    the maps of each kind.
 
-
-class PairMap(NamedTuple):
-    """A heat map of all pairs of records.
-
-    Attributes:
-        column: column of a pair's value.
-        turned: column of the reversed pair's value.
-        own: value of a record with itself: 1 for a similarity, 0 for a distance.
+    Args:
+        kinds: the maps of a method are ``arrays["NAME/KIND"]``, images first.
+        methods, blocks: most methods, and most blocks if none were requested.
     """
-
-    title: str
-    rows: Sequence[TableRow]
-    column: str
-    turned: str
-    own: float = 1.0
-
-
-def draw_pair_maps(names: Sequence[str], maps: Sequence[PairMap], across: int, label: str = "") -> Any:
-    """Draw heat maps of all pairs of records, at most ``across`` in a row: with a ``label``, one colour bar for all;
-    without, one beside each."""
-    side, across = square(names, across)
-    figure, axes = panels(len(maps), across=across, size=(side + (0.2 if label else 0.7), side + 0.35), above=1.5)
-    figure.set_figwidth(figure.get_figwidth() + (2.2 if label else 1.4))
-    figure.set_layout_engine("compressed")  # otherwise names below square maps are cut off
-    for place, (axis, given) in enumerate(zip(axes, maps, strict=True)):
-        grid = np.full((len(names), len(names)), np.nan)
-        np.fill_diagonal(grid, given.own)
-        for row in given.rows:
-            a, b = names.index(row["method_a"]), names.index(row["method_b"])
-            grid[a, b], grid[b, a] = row[given.column], row[given.turned]
-        finite = grid[np.isfinite(grid)]
-        limits = (min(0.0, float(finite.min())), 1.0) if given.own else (0.0, float(finite.max()) or 1.0)
-        image = heat(axis, grid, rows=names, columns=names, limits=limits)
-        axis.tick_params(labelleft=place % across == 0, labelbottom=place + across >= len(axes))
-        axis.set_title(given.title, fontsize=TITLE)
-        if not label:
-            figure.colorbar(image, ax=axis, shrink=0.8, aspect=18).ax.tick_params(labelsize=SMALL)
-    if label:
-        colour_bar(figure, image, axes, label)
-    return figure
-
-
-def methods_with(arrays: Mapping[str, object], kind: str) -> list[str]:
-    """The methods that have arrays of a kind.
-
-    Example:
-        >>> methods_with({"images": None, "topk/scores": None}, "scores")
-        ['topk']
-    """
-    return [name.removesuffix(f"/{kind}") for name in arrays if name.endswith(f"/{kind}")]
+    names = [name.removesuffix(f"/{kinds[0]}") for name in arrays if name.endswith(f"/{kinds[0]}")]
+    for name in names[:methods]:
+        shown = drawn_blocks(arrays, name, blocks)
+        for example, image in enumerate(arrays["images"][:EXAMPLES_DRAWN]):
+            yield name, shown, image, [arrays[f"{name}/{kind}"][example] for kind in kinds]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.analysis.families import FAMILIES
-from vitrim.analysis.family import FamilyResult, Tables, drawn
+from vitrim.analysis.family import FamilyResult, TableRow, Tables
+from vitrim.analysis.figures import drawn
 from vitrim.analysis.record import Record, titled
 from vitrim.analysis.summary import summary
 from vitrim.engines.machine import environment
@@ -88,7 +89,7 @@ def write_analysis(
     rows = [{"table": table.name, **row} for table in tables if table.name != "summary" for row in table.records()]
     notes = [note for name, result in results.items() if name != "summary" for note in result.notes]
     words = results["summary"].notes if "summary" in results else []
-    return AnalysisReport("analyze", found, rows, list(map(_for_people, tables)), notes, written, words)
+    return AnalysisReport("analyze", found, rows, tables, notes, written, words)
 
 
 def _origin(records: Sequence[Record]) -> dict[str, Any]:
@@ -102,14 +103,6 @@ def _origin(records: Sequence[Record]) -> dict[str, Any]:
     [(source, split, batch_size, images)] = every
     data = {"source": source, "split": split, "images": images, "batch_size": batch_size}
     return {"models": list(models.values()), "data": data}
-
-
-def _for_people(table: Table) -> Table:
-    """A table with spaces in the names of its columns."""
-    shown, columns = (
-        tuple(name.replace("_", " ") for name in names) for names in (table.shown or table.columns, table.columns)
-    )
-    return replace(table, columns=columns, shown=shown, text_columns=sum(name.startswith("method") for name in shown))
 
 
 @dataclass
@@ -193,8 +186,7 @@ def write_report(
             sides = struct.unpack(">II", content[16:24])  # width and height in the PNG header
             width, height = (round(side * CSS_DPI / DPI) for side in sides)
             shown = {"png": base64.b64encode(content).decode(), "width": width, "height": height}
-            words = {"name": drawing.name, "title": drawing.title, "caption": drawing.caption}
-            figures.append({**words, "alt": drawing.alt(tables), **shown})
+            figures.append({"drawing": drawing, "alt": drawing.alt(tables), **shown})
         heading = FAMILIES[family].title if family in FAMILIES else family.capitalize()
         every = [_table(table) for table in result.tables]
         some = [one for one, table in zip(every, result.tables, strict=True) if table.shown != () or table.rows]
@@ -237,14 +229,22 @@ def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]
         yield "seed", str(environment["seed"])
         yield "made with", f"vitrim {environment['vitrim']}, torch {environment['torch']}, {environment['dtype']}"
         yield "on", f"{environment['device']} ({environment['device_name']})"
-    yield "numbers", "analysis.json and tables/*.csv beside this page"
+    yield "numbers", "analysis.json and tables/*.csv beside this page; in brackets: 95 % bootstrap intervals"
 
 
 def _table(table: Table) -> dict[str, Any]:
-    """A table as the page shows it; without rows if there are too many."""
-    names = table.columns if table.shown is None else table.shown
-    whole = 0 < len(table.rows) <= MOST and names
+    """A table as the page shows it, with intervals beside their means; without rows if there are too many."""
+    means = [name for name in table.columns if f"{name}_low" in table.columns]
+    beside = {f"{name}{end}" for name in means for end in ("_std", "_low", "_high")}
+    names = [name for name in (table.columns if table.shown is None else table.shown) if name not in beside]
     text = [any(isinstance(value, str) for value in table.column(name)) for name in names]
     columns = [{"name": name.replace("_", " "), "text": one} for name, one in zip(names, text, strict=True)]
-    rows = [list(map(cell, row)) for row in zip(*map(table.column, names), strict=True)] if whole else None
+    whole = 0 < len(table.rows) <= MOST and names
+    rows = [[_cell(row, name) for name in names] for row in table.records()] if whole else None
     return {"name": table.name, "title": table.title, "count": len(table.rows), "columns": columns, "rows": rows}
+
+
+def _cell(row: TableRow, name: str) -> str:
+    """A number with its interval, if there is one."""
+    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
+    return cell(row[name]) + ("" if low is None or high is None else f" [{cell(low)}, {cell(high)}]")

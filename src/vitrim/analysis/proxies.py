@@ -7,14 +7,15 @@ the rank correlations over the pairs with each anchor, and draws the scatter plo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.analysis.family import TableRow, Tables, names_of, styles
+from vitrim.analysis.family import TableRow, Tables, names_of
+from vitrim.analysis.figures import styles
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import spearman_kendall
 from vitrim.plots.charts import short
@@ -22,7 +23,6 @@ from vitrim.style import SMALL, TEXT, names_below, panels
 
 Floats = NDArray[np.float64]
 
-ANCHORS = ("method", "block", "measure", "others", "spearman", "spearman_p", "kendall", "kendall_p")
 FEWEST_PAIRS = 4
 """Fewest points for a rank correlation; with three points, every order is likely."""
 GREY = "#9a9a9a"
@@ -57,48 +57,48 @@ def with_differences(
             yield block, measure, np.array(pairs)
 
 
-def anchor_rows(
-    rows: Sequence[TableRow], measures: Sequence[str], records: Sequence[Record]
-) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of `ANCHORS` for every record in enough pairs: rank correlations of the measures with the signed
-    difference in accuracy of the others."""
-    for record in records:
-        for block, measure, pairs in with_differences(rows, measures, record.name):
-            yield record.name, block, measure, len(pairs), *spearman_kendall(*pairs.T)
+def anchor_rows(rows: Sequence[TableRow], measures: Sequence[str], records: Sequence[Record]) -> list[TableRow]:
+    """Rank correlations of the measures with the signed difference in accuracy of the others, for every record in
+    enough pairs."""
+    return [
+        {"method": record.name, "block": block, "measure": measure, "others": len(pairs)}
+        | spearman_kendall(*pairs.T)._asdict()
+        for record in records
+        for block, measure, pairs in with_differences(rows, measures, record.name)
+    ]
 
 
-def draw_anchors(tables: Tables, pairs: str, anchors: str, measure: str, label: str, block: object) -> Any:
-    """Scatter plots, one panel per anchor: a measure against the difference in accuracy; titles give rank correlations.
+def draw_anchors(tables: Tables, pairs: str, anchors: str, labels: Mapping[str, str], block: object) -> Any:
+    """Scatter plots, one panel per measure and anchor: the measure against the difference in accuracy; titles give rank
+    correlations.
 
     Args:
-        pairs, anchors: names of the tables of pairs, and of `ANCHORS`.
+        pairs, anchors: names of the tables of pairs, and of `anchor_rows`.
+        labels: of the measures to draw, by their columns.
     """
-    found = [row for row in tables[anchors].records() if (row["measure"], row["block"]) == (measure, block)]
-    rows = [
-        row
-        for row in tables[pairs].records()
-        if row["block"] == block and row["signed"] is not None and row[measure] is not None
-    ]
-    if not found:
+    own = [row for row in tables[anchors].records() if row["block"] == block]
+    given = [row for measure in labels for row in own if row["measure"] == measure]
+    if not given:
         return None
     colour, marker = styles(tables)
-    names = [name for name in names_of(*tables.values()) if any(name in map(row.get, PAIR) for row in rows)]
-    figure, axes = panels(len(found), across=3, size=(2.6, 2.3), above=0.2 + 0.17 * -(-len(names) // 3))
-    for axis, anchor in zip(axes, found, strict=True):
-        for row in rows:
-            if anchor["method"] in map(row.get, PAIR):
-                sign, name = (1, row["method_b"]) if row["method_a"] == anchor["method"] else (-1, row["method_a"])
+    names = names_of(tables[pairs])
+    figure, axes = panels(len(given), across=3, size=(2.6, 2.3), above=0.2 + 0.17 * -(-len(names) // 3))
+    for axis, anchor in zip(axes, given, strict=True):
+        for row in tables[pairs].records():
+            ends = (row["method_a"], row["method_b"])
+            if (
+                row["block"] == block
+                and anchor["method"] in ends
+                and None not in (row["signed"], row[anchor["measure"]])
+            ):
+                sign, name = (1, ends[1]) if ends[0] == anchor["method"] else (-1, ends[0])
                 look = {"color": colour[name], "marker": marker[name], "linestyle": "none", "markersize": 5}
-                axis.plot(row[measure], 100 * sign * row["signed"], label=name, **look)
+                axis.plot(row[anchor["measure"]], 100 * sign * row["signed"], label=name, **look)
         axis.axhline(0, color=GREY, linewidth=0.7)
         rho = "" if anchor["spearman"] is None else f"{RHO} = {anchor['spearman']:.2f}, {TAU} = {anchor['kendall']:.2f}"
         axis.set_title(f"{short(anchor['method'])}\n{rho}", fontsize=SMALL)
-    for axis in axes[-3:]:
-        axis.set_xlabel(label, fontsize=TEXT)
+        axis.set_xlabel(labels[anchor["measure"]], fontsize=TEXT)
     for axis in axes[::3]:
         axis.set_ylabel("difference, points", fontsize=TEXT)
     names_below(figure, axes, names)
     return figure
-
-
-PAIR = ("method_a", "method_b")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from vitrim.errors import VitrimError
 
 DRAWS = 1000
 ENDS = (0.025, 0.975)
 """Quantiles at the ends of an interval."""
-BAND = ("", "_low", "_high")
-"""Suffixes of the columns of a mean and its interval, see `columns_of`."""
 
 
 class RankCorrelation(NamedTuple):
@@ -75,32 +74,34 @@ def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> tuple[float,
     return low, high
 
 
-def summary(values: ArrayLike, n: int = DRAWS) -> list[tuple[float, float, float, float]]:
-    """Mean, population standard deviation and a 95 % bootstrap interval of the mean, of each column.
+def moments(measures: Mapping[str, ArrayLike], n: int = DRAWS) -> dict[str, float]:
+    """Mean, population standard deviation and a 95 % bootstrap interval of the mean, of each measure over images.
 
     Args:
-        values: (I, K), images by measures.
+        measures: (I,) numbers by the name of the measure; all of the same images, which are drawn together.
         n: draws of the interval, see `spearman_ci`.
 
+    Returns:
+        Four columns per measure: ``NAME, NAME_std, NAME_low, NAME_high``.
+
     Example:
-        >>> [round(number, 3) for number in summary([[0.0], [1.0]])[0]]
-        [0.5, 0.5, 0.0, 1.0]
+        >>> moments({"iou": [0.0, 1.0]})
+        {'iou': 0.5, 'iou_std': 0.5, 'iou_low': 0.0, 'iou_high': 1.0}
     """
-    rows = np.asarray(values, dtype=np.float64)
-    generator, size = np.random.default_rng(0), len(rows)
-    if not size:
+    rows = np.stack([np.asarray(values, dtype=np.float64) for values in measures.values()], 1)
+    if not len(rows):
         raise VitrimError("expected numbers of one image or more, got none")
-    counts = (np.bincount(generator.integers(size, size=size), minlength=size) for _ in range(n))
-    low, high = np.quantile([count @ rows / size for count in counts], ENDS, axis=0)
-    columns = zip(rows.mean(0), rows.std(0), low, high, strict=True)
-    return [(float(a), float(b), float(c), float(d)) for a, b, c, d in columns]
+    low, high = np.quantile([counts @ rows / len(rows) for counts in _draws(len(rows), n)], ENDS, axis=0)
+    columns = (rows.mean(0), rows.std(0), low, high)
+    return {
+        f"{name}{end}": float(column[place])
+        for place, name in enumerate(measures)
+        for end, column in zip(("", "_std", "_low", "_high"), columns, strict=True)
+    }
 
 
-def columns_of(prefix: str, columns: Sequence[str] = ("", "_std", "_low", "_high")) -> tuple[str, ...]:
-    """The column names for a result of `summary`.
-
-    Example:
-        >>> columns_of("iou")
-        ('iou', 'iou_std', 'iou_low', 'iou_high')
-    """
-    return tuple(f"{prefix}{column}" for column in columns)
+@lru_cache(maxsize=1)
+def _draws(size: int, n: int) -> list[NDArray[np.uint8]]:
+    """Counts of each of ``size`` images in each of ``n`` draws with replacement; the same for all measures."""
+    generator = np.random.default_rng(0)
+    return [np.bincount(generator.integers(size, size=size), minlength=size).astype(np.uint8) for _ in range(n)]

@@ -1,126 +1,39 @@
-"""The model, methods and images of an analysis, for families that run the model, and the decisions of its reducers."""
+"""The model, methods and images of an analysis, and observers of its forwards, for families that run the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Subset
 
-from vitrim.core.assignment import Hard
-from vitrim.core.attention import Attention
-from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import HostFacts
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import host_of
-from vitrim.core.tokens import TokenState
+from vitrim.core.registry import fitting, host_of
 from vitrim.data import spread
+from vitrim.engines.machine import environment, select_device
+from vitrim.errors import VitrimError
+from vitrim.loading import ScoredModel
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
+from vitrim.measure.evaluation import DTYPES
+from vitrim.measure.inputs import ScoredData
 from vitrim.measure.probes import Gauge, Probe
 from vitrim.measure.records import Batch, read
 from vitrim.measure.run import Measurement
+from vitrim.measure.task_data import data_facts, open_task
 from vitrim.tasks import Task
 
 EXAMPLES = 8
 """Images whose pictures a family keeps."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One decision of one reducer.
-
-    Attributes:
-        depth: block, from 0.
-        x: (B, N, C), the input tokens.
-        scores: (B, P), the ranking of the patches, highest kept; None if the reducer does not rank them.
-        assignment: the result; None if all tokens stay.
-    """
-
-    depth: int
-    x: Tensor
-    state: TokenState
-    scores: Tensor | None
-    assignment: Hard | None
-
-    def on_grid(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """(B, P) over the input patches: their scores, nan for patches without a token, and a mask of kept patches."""
-        state, p = self.state, self.state.num_prefix
-        assert self.scores is not None
-        images, patches = len(self.x), state.initial_patches
-        place = (state.position[:, p:] - p).expand(images, -1).cpu().numpy()
-        real = np.ones_like(place, dtype=bool)
-        if state.mask is not None:
-            real = state.mask[:, p:].expand(images, -1).cpu().numpy()
-        scores, stays = np.full((images, patches), np.nan), np.zeros((images, patches), dtype=bool)
-        image, token = np.nonzero(real)
-        scores[image, place[image, token]] = self.scores.double().cpu().numpy()[image, token]
-        survives = np.full_like(real, self.assignment is None)
-        if self.assignment is not None:
-            anchor, valid = self.assignment.anchor, self.assignment.valid
-            own = torch.ones_like(anchor, dtype=torch.bool) if valid is None else valid.clone()
-            if self.assignment.into is not None and not self.assignment.normalise:
-                own.scatter_(1, self.assignment.into, False)  # a sum of tokens is none of them
-            rows, columns = np.nonzero(own.cpu().numpy())
-            old = anchor.cpu().numpy()[rows, columns]
-            survives[rows[old >= p], old[old >= p] - p] = True
-        image, token = np.nonzero(real & survives)
-        stays[image, place[image, token]] = True
-        return scores, stays
-
-
-class Watch:
-    """Records the decisions in a reduced model's forwards, by hooks that are never removed: pass a private copy.
-
-    Args:
-        scores: record the reducers' rankings too, which computes them a second time.
-
-    Example:
-        >>> import timm, vitrim
-        >>> reduction = vitrim.reduce_(timm.create_model("test_vit").eval(), "topk:keep_rate=0.5")
-        >>> watch = Watch(reduction, scores=True)
-        >>> _ = reduction.model(torch.zeros(1, 3, 160, 160))
-        >>> [(decision.depth, tuple(decision.scores.shape)) for decision in watch.take()]
-        [(1, (1, 100)), (3, (1, 50)), (4, (1, 25))]
-    """
-
-    def __init__(self, reduction: Reduction, *, scores: bool = False) -> None:
-        self.found: list[Decision] = []
-        self.scores = scores
-        for block in reduced_blocks(reduction):
-            block.reducer.register_forward_hook(partial(self._note, block.depth))
-
-    def take(self) -> list[Decision]:
-        """The decisions since the last call."""
-        found, self.found = self.found, []
-        return found
-
-    def _note(
-        self,
-        depth: int,
-        reducer: Reducer[Any],
-        args: tuple[Tensor, Attention, TokenState],
-        assignment: object,
-    ) -> None:
-        x, attention, state = args
-        with torch.no_grad(), torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
-            scores = reducer.ranking(x, attention, state) if self.scores else None
-        hard = assignment if isinstance(assignment, Hard) else None
-        if assignment is None or hard is not None:
-            self.found.append(Decision(depth, x, state, scores, hard))
-
-
-def reduced_blocks(reduction: Reduction) -> list[ReducedBlock]:
-    """The blocks of a reduced model, in order."""
-    model = reduction.model
-    return [block for block in host_of(model).blocks(model) if isinstance(block, ReducedBlock)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +51,7 @@ class Subject:
         sizes: image sides in pixels to time; empty for the model's own.
         blocks: blocks, from 0, to draw; empty for the families' choice.
         beside: several models are analysed side by side.
+        about: facts for the report: model, weights, data, environment.
 
     Example:
         >>> import timm, torch
@@ -163,6 +77,40 @@ class Subject:
     sizes: Sequence[int] = ()
     blocks: Sequence[int] = ()
     beside: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def opened(
+        cls, spec: ScoredModel, methods: Sequence[MethodConfig], data: ScoredData, seed: int, **drawn: Any
+    ) -> Self:
+        """The model of a spec with its task and images. The model of a caller is copied.
+
+        Args:
+            drawn: ``sizes`` and ``blocks``.
+        """
+        where, dtype = select_device(str(spec.device or "cpu")), DTYPES[str(spec.dtype or "fp32")]
+        torch.manual_seed(seed)
+        loaded = spec.load("cpu")
+        task, dataset = open_task(loaded, data, embeddings=True)
+        size = task.eval_batch(data.batch_size)
+        about = {
+            "environment": environment(device=str(spec.device or "cpu"), dtype=dtype, seed=seed),
+            "model": loaded.name,
+            "weights": loaded.weights,
+            "model_options": loaded.options,
+            "task": task.name,
+            "data": data_facts(dataset, data.name(dataset), data.limit, size),
+        }
+        model = loaded.model if spec.named else copy.deepcopy(loaded.model)
+        model = model.to(device=where, dtype=getattr(torch, dtype)).eval()
+        subject = cls(
+            model, fitting(model, methods), task, dataset, size, data.limit, seed, data.workers, loaded.learned,
+            about=about, **drawn,
+        )  # fmt: skip
+        beyond = next((block for block in subject.blocks if not 0 <= block < subject.num_layers), None)
+        if beyond is not None:
+            raise VitrimError(f"there is no block {beyond} to draw; valid: 0 to {subject.num_layers - 1}")
+        return subject
 
     @property
     def facts(self) -> HostFacts:
@@ -218,6 +166,7 @@ class Observer(Gauge):
     def __init__(self, contestant: Contestant) -> None:
         super().__init__({})
         self.name = contestant.name
+        self.parts: dict[int, list[tuple[NDArray[Any], ...]]] = defaultdict(list)
         if contestant.reduction is not None:
             self.reduction = contestant.reduction
 
@@ -235,3 +184,11 @@ class Observer(Gauge):
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         """Called after every forward; by default does nothing, for observers that use hooks only."""
+
+    def add(self, block: int, *arrays: NDArray[Any]) -> None:
+        """Keep arrays (B, ...) on the images of a batch in one block."""
+        self.parts[block].append(arrays)
+
+    def by_block(self) -> dict[int, list[NDArray[Any]]]:
+        """The arrays (I, ...) of all images for every block, in ascending order."""
+        return {block: list(map(np.concatenate, zip(*self.parts[block], strict=True))) for block in sorted(self.parts)}

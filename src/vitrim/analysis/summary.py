@@ -13,30 +13,25 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from vitrim.analysis.family import FamilyResult, Tables, draws
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped
+from vitrim.analysis.figures import Panel, draws, line_panels
 from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
-from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.engines.copies import reduced_copy, shared_copy
 from vitrim.errors import VitrimError
 from vitrim.measure.evaluation_report import at_chance, change_cell, spelled
 from vitrim.measure.latency import Budget, time_interleaved
-from vitrim.plots.charts import Line, line
 from vitrim.report import DENSE, Table
-from vitrim.style import TEXT, colours, markers, method_of, names_below, panels
+from vitrim.style import TEXT, colours, markers, method_of
 
-COLUMNS = (
-    *("method", "images", "top1 %", "change", "error", "agree %", "cosine", "gmacs", "MACs_saved %", "ms", "speed-up"),
-    *("tokens_at_end", "curve"),
-)
-SCORE = COLUMNS.index("top1 %")
+SCORE = 2
 """Index of the score column; its name is the metric, or "score" for models with different metrics."""
 BUDGET = Budget(min_rounds=5, min_seconds=0.3, max_rounds=50)
 """Enough for a first impression; `vitrim bench` measures."""
 
 
-def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str, float]:
+def milliseconds(subject: Subject) -> dict[str, float]:
     """The median latency in ms of one image, timed in turn for the dense model and every method; empty if the model is
     not a classifier, where a prediction is more than one forward."""
     if subject.task.reads is not None or not len(subject.dataset):
@@ -46,7 +41,7 @@ def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str,
     image = image.to(like.device, like.dtype)
     models = {
         DENSE: shared_copy(subject.model),
-        **{one.describe(): reduced_copy(subject.model, one) for one in configs},
+        **{one.describe(): reduced_copy(subject.model, one) for one in subject.methods},
     }
     with torch.inference_mode():
         times = time_interleaved({name: partial(one, image) for name, one in models.items()}, like.device, BUDGET)
@@ -59,19 +54,19 @@ def summary(records: Sequence[Record]) -> FamilyResult:
     Records of several models or analyses are compared with their own dense model; ``gmacs`` and ``ms`` of the headers
     are shown if present.
     """
+    metrics = {str(record.header.get("metric", "top1")) for record in records}
+    score = f"{metrics.pop() if len(metrics) == 1 else 'score'} %"
     rows = []
     for record in records:
         dense = next((one for one in records if one.method == DENSE and _same(one, record)), None)
-        rows.append(_row(record, dense))
-    headers = (record.header for record in records)
-    metrics = {str(one.get("metric", "top1")) for one in headers}
-    metric = metrics.pop() if len(metrics) == 1 else "score"
-    columns = (*COLUMNS[:SCORE], f"{metric} %", *COLUMNS[SCORE + 1 :])
-    names = [name for place, name in enumerate(columns) if any(row[place] is not None for row in rows)]
+        rows.append(_row(record, dense, score))
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     title = "Accuracy, cost, and time of one image (a first look: vitrim bench measures it)"
     shown = tuple(name for name in names if name not in ("images", "gmacs", "curve"))
-    table = Table("summary", title if "ms" in names else "Accuracy and cost", columns, rows, shown)
-    return FamilyResult([table, *by_data(records)], [*sentences(table), *_chances(records)])
+    result = FamilyResult(notes=[*sentences(rows), *_chances(records)])
+    result.add("summary", title if "ms" in names else "Accuracy and cost", rows, shown)
+    result.tables += by_data(records)
+    return result
 
 
 def _chances(records: Sequence[Record]) -> Iterator[str]:
@@ -113,27 +108,28 @@ def scores(row: Mapping[str, Any], dense: Mapping[str, Any], metric: str) -> dic
     return {"metric": metric, **{name: float(value) for name, value in found.items() if math.isfinite(value)}}
 
 
-def _row(record: Record, dense: Record | None) -> tuple[object, ...]:
-    """The summary row of a record, compared with its dense model."""
-    right, first = record.correct(), record.first()
-    change, error, agree = (record.header.get(name) for name in ("change", "error", "agree"))
-    if "metric" not in record.header and dense is not None and len(dense) == len(record):
-        before, chosen = dense.correct(), dense.first()
+def _row(record: Record, dense: Record | None, score: str) -> TableRow:
+    """The summary row of a record, compared with its dense model; ``score`` is the name of the column."""
+    header = record.header
+    row: TableRow = {"method": record.name, "images": len(record), score: score_of(record)}
+    row |= {"change": header.get("change"), "error": header.get("error")}
+    row |= {"agree %": header.get("agree"), "cosine": header.get("cosine")}
+    if "metric" not in header and dense is not None and len(dense) == len(record):
+        right, before, first, chosen = record.correct(), dense.correct(), record.first(), dense.first()
         if right is not None and before is not None:
             each = right.astype(float) - before
-            change = 100 * float(each.mean())
-            error = None if record is dense else 100 * max(float(each.std()) / math.sqrt(len(each)), 1 / len(each))
+            row["change"] = 100 * float(each.mean())
+            error = max(float(each.std()) / math.sqrt(len(each)), 1 / len(each))
+            row["error"] = None if record is dense else 100 * error
         if first is not None and chosen is not None:
-            agree = 100 * float((first == chosen).mean())
-    macs, full = record.header.get("gmacs"), None if dense is None else dense.header.get("gmacs")
-    time, slow = record.header.get("ms"), None if dense is None else dense.header.get("ms")
-    return (
-        *(record.name, len(record), score_of(record), change, error, agree, record.header.get("cosine")),
-        *(macs, None if not macs or not full else 100 * (1 - macs / full)),
-        *(time, None if not time or not slow else slow / time),
-        float(record.arrays["num_tokens"][:, -1].mean()) if "num_tokens" in record.arrays else None,
-        curve_of(record.method),
-    )
+            row["agree %"] = 100 * float((first == chosen).mean())
+    macs, full = (one and one.header.get("gmacs") for one in (record, dense))
+    time, slow = (one and one.header.get("ms") for one in (record, dense))
+    row |= {"gmacs": macs, "MACs saved %": 100 * (1 - macs / full) if macs and full else None}
+    row |= {"ms": time, "speed-up": slow / time if time and slow else None}
+    tokens = record.arrays.get("num_tokens")
+    row["tokens at end"] = None if tokens is None else float(tokens[:, -1].mean())
+    return {**row, "curve": curve_of(record.method)}
 
 
 def curve_of(method: str) -> str:
@@ -204,12 +200,14 @@ def by_data(records: Sequence[Record]) -> list[Table]:
         marks |= {(one, source): f"worst {place}" for place, one in enumerate(order[::-1][:few], 1)}
     rows = []
     for method in (*((DENSE,) if any(one == DENSE for one, _ in scores) else ()), *methods_of):
-        cells = [cell for one in sources for cell in (scores.get((method, one)), marks.get((method, one)))]
-        baseline = ((scores.get((method, one)), scores.get((DENSE, one))) for one in sources)
-        above = sum(own is not None and dense is not None and own > dense for own, dense in baseline)
-        rows.append((method, rate_of(method), *cells, above))
-    columns = ("method", "rate", *(f"{names[one]}{end}" for one in sources for end in ("", "_place")), "above_dense")
-    return [Table("by_data", "Scores by data, % (best and worst of each keep rate)", columns, rows)]
+        row: TableRow = {"method": method, "rate": rate_of(method)}
+        for source in sources:
+            row |= {names[source]: scores.get((method, source)), f"{names[source]}_place": marks.get((method, source))}
+        above = sum(scores.get((method, one), 0) > scores.get((DENSE, one), math.inf) for one in sources)
+        rows.append({**row, "above_dense": above})
+    result = FamilyResult()
+    result.add("by_data", "Scores by data, % (best and worst of each keep rate)", rows)
+    return result.tables
 
 
 def score_of(record: Record) -> float | None:
@@ -218,10 +216,6 @@ def score_of(record: Record) -> float | None:
     if found is not None:
         return float(found)
     return None if right is None else 100 * float(right.mean())
-
-
-def _metric(table: Table) -> str:
-    return spelled(table.columns[SCORE].removesuffix(" %"))
 
 
 @draws("summary", "summary", "Accuracy over cost")
@@ -234,37 +228,33 @@ def draw_frontier(tables: Tables) -> Any:
     shown = [name for name in costs if any(row[name] is not None for row in rows)]
     if len(rows) < 2 or not shown:
         return None
-    curves = list(dict.fromkeys(row["curve"] for row in rows))
-    colour, marker = colours(curves), markers(curves)
-    figure, axes = panels(len(shown), across=2, size=(4.2, 3.2), above=0.2 + 0.2 * -(-len(curves) // 3))
-    for axis, cost in zip(axes, shown, strict=True):
-        for curve in curves:
-            own = [row for row in rows if row["curve"] == curve and row[cost]]
-            points = sorted((1000 / row[cost] if cost == "ms" else row[cost], row[score]) for row in own)
-            given = Line([x for x, _ in points], [y for _, y in points])
-            line(axis, given, colour=colour[curve], marker=marker[curve], label=curve)
-        axis.set_xlabel(costs[cost], fontsize=TEXT)
-    axes[0].set_ylabel(f"{_metric(tables['summary'])}, %", fontsize=TEXT)
-    names_below(figure, axes)
+    rows = [{**row, "speed": 1000 / row["ms"] if row["ms"] else None} for row in rows]
+    given = []
+    for cost in shown:
+        over = "speed" if cost == "ms" else cost
+        given.append(Panel(score, grouped((row for row in rows if row[cost]), "curve"), "", over, costs[cost]))
+    curves = list(grouped(rows, "curve"))
+    figure, axes = line_panels(given, (colours(curves), markers(curves)), across=2)
+    axes[0].set_ylabel(f"{spelled(score.removesuffix(' %'))}, %", fontsize=TEXT)
     return figure
 
 
-def sentences(table: Table) -> list[str]:
+def sentences(rows: Sequence[TableRow]) -> list[str]:
     """A sentence on the method that loses least; empty without methods or accuracy.
 
     Example:
-        >>> one = ("tome:r=8", 100, 80.0, -0.5, 0.7, 97.0, None, 1.0, 20.0, 8.0, 1.2, 101.0, "tome")
-        >>> sentences(Table("summary", "", COLUMNS, [one]))
+        >>> row = {"method": "tome:r=8", "images": 100, "top1 %": 80.0, "change": -0.5, "error": 0.7}
+        >>> sentences([{**row, "MACs saved %": 20.0, "speed-up": 1.2}])
         ['tome:r=8: top-1 -0.50±0.70 points, 20.0 % of the MACs saved, 1.20 times as fast as dense here']
     """
-    methods = [row for row in table.records() if row["error"] is not None]
+    methods = [row for row in rows if row["error"] is not None]
     if not methods:
         return []
-    best = max(methods, key=lambda row: (row["change"], row["MACs_saved %"] or 0.0))
-    lead = " loses least" if len(methods) > 1 else ""
-    parts = [f"{_metric(table)} {change_cell(best['change'] / 100, best['error'] / 100, best['images'])} points"]
-    if best["MACs_saved %"] is not None:
-        parts.append(f"{best['MACs_saved %']:.1f} % of the MACs saved")
+    best = max(methods, key=lambda row: (row["change"], row["MACs saved %"] or 0.0))
+    lead, metric = " loses least" if len(methods) > 1 else "", spelled(list(best)[SCORE].removesuffix(" %"))
+    parts = [f"{metric} {change_cell(best['change'] / 100, best['error'] / 100, best['images'])} points"]
+    if best["MACs saved %"] is not None:
+        parts.append(f"{best['MACs saved %']:.1f} % of the MACs saved")
     if best["speed-up"] is not None:
         parts.append(f"{best['speed-up']:.2f} times as fast as dense here")
     return [f"{best['method']}{lead}: {', '.join(parts)}"]

@@ -87,6 +87,7 @@ class AnalysisOptions(Setup):
 
 
 def analyze(
+    context: typer.Context,
     *,
     models: Models,
     images: AnalysedImages,
@@ -120,7 +121,9 @@ def analyze(
     chosen(how.only, pixels, drawn)
 
     if compare or stored:
-        _check_alone(models, images, how, machine, configs, stored, compare)
+        _check_alone(
+            context, "--compare reads finished analyses" if compare else "--from analyses stored records", compare
+        )
         folder: dict[str, Any] = {"out": out, "only": how.only, "formats": how.formats.split(",")}
         again = compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder)
         output.finish(again)
@@ -150,31 +153,12 @@ def analyze(
             output.finish(found)
 
 
-def _check_alone(
-    models: Models,
-    images: AnalysedImages,
-    how: AnalysisOptions,
-    machine: Machine,
-    configs: list[Any],
-    stored: list[Path] | None,
-    compare: bool,
-) -> None:
-    """Refuse options that --from and --compare do not use."""
-    more = models.more or images.source is not None or configs
-    if compare and (stored or more):
-        raise VitrimError("--compare reads finished analyses: leave out --from, --model, --data and the methods")
-    if not compare and (models.names or more):
-        raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
-    given = {
-        **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
-        "device": machine.device != "cpu",
-        "dtype": how.dtype != "fp32",
-        "workers": how.workers,
-        "threads": machine.threads,
-        "seed": machine.seed,
-        "batch-size": how.batch_size != 32,
-    }
-    unused = next((name for name, value in given.items() if value and name != "names"), None)
-    if unused is not None:
-        read = "--compare reads finished analyses" if compare else "--from analyses stored records"
-        raise VitrimError(f"{read}, and runs no model: leave out --{unused.replace('_', '-')}")
+def _check_alone(context: typer.Context, doing: str, compare: bool) -> None:
+    """Refuse what is given on the command line and has no effect without a model."""
+    read = {"out", "only", "formats", "sizes", "blocks", "compare", "names" if compare else "stored"}
+    read |= {field.name for field in fields(Output)}
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name not in read and source is not None and source.name == "COMMANDLINE":
+            name = "the model" if option.name == "names" else option.opts[0]
+            raise VitrimError(f"{doing}, and runs no model: leave out {name}")

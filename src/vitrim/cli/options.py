@@ -20,13 +20,12 @@ import typer
 
 from vitrim.cli.help import IMAGES, MACHINE, MODEL, OPTIONS
 from vitrim.errors import VitrimError
-from vitrim.measure.inputs import ScoredData
 
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
     from vitrim.engines.exported import Exported
     from vitrim.engines.prefill import Prompt
-    from vitrim.measure.inputs import DataSpec
+    from vitrim.measure.inputs import DataSpec, ScoredData
 
 METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
 Methods = Annotated[list[str], METHOD]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, panels
+from vitrim.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, panels, save
 
 MISSING = "#d0d0d0"
 WRITTEN = 9
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
     Attributes:
         low, high: ends of the band around it.
-        least: a lower bound, drawn dashed.
+        least, most: bounds, drawn dashed.
         chance: the level of random choices, drawn dotted.
     """
 
@@ -34,15 +34,16 @@ class Line(NamedTuple):
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     least: Sequence[float] | None = None
+    most: Sequence[float] | None = None
     chance: Sequence[float] | None = None
 
 
 def line(axis: Any, given: Line, *, colour: str, marker: str = "o", label: str = "") -> Any:
-    """Draw a line with its band, bound and chance level, and return its artist for a legend."""
-    x = np.asarray(given.x)
-    if given.low is not None and given.high is not None:
-        axis.fill_between(x, _numbers(given.low), _numbers(given.high), color=colour, alpha=0.2, linewidth=0)
-    for values, dashes in ((given.least, BOUND), (given.chance, CHANCE)):
+    """Draw a line with its band, bounds and chance level, and return its artist for a legend."""
+    x, low, high = np.asarray(given.x), given.low, given.high
+    if low is not None and high is not None and np.isfinite(_numbers(low)).any():
+        axis.fill_between(x, _numbers(low), _numbers(high), color=colour, alpha=0.2, linewidth=0)
+    for values, dashes in ((given.least, BOUND), (given.most, BOUND), (given.chance, CHANCE)):
         if values is not None and np.isfinite(_numbers(values)).any():
             axis.plot(x, _numbers(values), color=colour, linestyle=dashes, linewidth=1, alpha=0.9)
     (drawn,) = axis.plot(x, _numbers(given.y), color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
@@ -213,4 +214,4 @@ def plot_accuracy_over_macs(
     axis.set_title(title, fontsize=TITLE)
     axis.grid(alpha=0.3)
     label_ends(axis, ends)
-    figure.savefig(path, dpi=120)
+    save(figure, Path(path))

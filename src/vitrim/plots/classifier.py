@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.engines.machine import drawing
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
+from vitrim.measure.reducer_calls import ReducerCalls
 from vitrim.plots.charts import short
 from vitrim.plots.patches import draw_kept, groups_of, in_colour, overlay, sources_of
 from vitrim.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
@@ -105,15 +103,17 @@ def rows_of(
     for model in models:
         with torch.no_grad(), drawing(like.device, seed):
             counted = model.run(images, count=True)
-        with torch.no_grad(), drawing(like.device, seed), _scores(model) as scores:
-            output = model.run(images)
         dense = dense or counted
         if model.reduction is not None:
+            # without the count of MACs, to which the rankings would add
+            with torch.no_grad(), drawing(like.device, seed), ReducerCalls(model.reduction, scores=True) as calls:
+                output = model.run(images)
             text, chosen = _prediction(output, class_names)
             macs, full = (sum((one.macs or {}).values()) for one in (counted, dense))
             cost = f"{output.tokens_at_end} of {dense.tokens_at_end} tokens\n{100 * macs / full:.0f} % of the MACs"
             same = chosen == _prediction(dense, None)[1]
             sources = sources_of(model.reduction.states[1:])
+            scores = {call.depth: call.on_grid()[0][0] for call in calls.take() if call.scores is not None}
             rows.append(MethodRow(model.name, text, cost, same, sources, scores))
     assert dense is not None
     return rows, _prediction(dense, class_names)[0]
@@ -125,31 +125,6 @@ def _prediction(output: ModelOutput, class_names: Sequence[str] | None) -> tuple
     chosen = int(shares.argmax())
     name = f"class {chosen}" if class_names is None or chosen >= len(class_names) else class_names[chosen]
     return f"{name} ({100 * shares[chosen].item():.0f} %)", chosen
-
-
-@contextmanager
-def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
-    """Record the reducers' rankings of patches during forwards within the block."""
-    found: dict[int, NDArray[np.float64]] = {}
-
-    def record(depth: int, reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
-        x, attention, state = args
-        if reducer.planned and reducer.num_removed(state) == 0:  # the reducer does not decide either
-            return
-        cuda = [x.device] if x.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(cuda):  # later random draws do not change
-            scores = reducer.ranking(x, attention, state)
-        if scores is not None:
-            # by anchor patch; nan for patches without a token
-            found[depth] = np.full(state.initial_patches, np.nan)
-            places = (state.position[0, state.num_prefix :] - state.num_prefix).cpu().numpy()
-            found[depth][places] = scores[0].double().cpu().numpy()
-
-    with ExitStack() as hooks:
-        for block in host_of(model.model).blocks(model.model):
-            if isinstance(block, ReducedBlock):
-                hooks.enter_context(block.reducer.register_forward_pre_hook(partial(record, block.depth)))
-        yield found
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------

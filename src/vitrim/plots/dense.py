@@ -83,20 +83,13 @@ def palette(num_classes: int) -> Image:
     return every[np.arange(num_classes) % len(every)]
 
 
-def draw_mask(
-    image: NDArray[Any],
-    classes: NDArray[Any],
-    colours: NDArray[Any],
-    *,
-    opacity: float = OPACITY,
-) -> Image:
+def draw_mask(image: NDArray[Any], classes: NDArray[Any], colours: NDArray[Any]) -> Image:
     """Overlay the image with the colours of its pixels' classes.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
         classes: (H, W) integers in [0, K), or `IGNORED` for pixels without an overlay.
         colours: (K, 3), see `palette`.
-        opacity: weight of the colour, in [0, 1].
 
     Returns:
         (H, W, 3) float32 in [0, 1].
@@ -105,8 +98,8 @@ def draw_mask(
         VitrimError: image and classes differ in size, or a class has no colour.
 
     Example:
-        >>> drawn = draw_mask(np.zeros((1, 2)), np.array([[1, 255]]), palette(2), opacity=1.0)
-        >>> (255 * drawn).round().tolist()
+        >>> drawn = draw_mask(np.zeros((1, 2)), np.array([[1, 255]]), palette(2))
+        >>> (255 * drawn / OPACITY).round().tolist()
         [[[255.0, 136.0, 17.0], [0.0, 0.0, 0.0]]]
     """
     drawn = in_colour(image)
@@ -118,83 +111,54 @@ def draw_mask(
     wrong = chosen[(chosen < 0) | (chosen >= len(colours))]
     if wrong.size:
         raise VitrimError(f"class {wrong[0]} has no colour; there are {len(colours)}, for 0 to {len(colours) - 1}")
-    drawn[known] = (1 - opacity) * drawn[known] + opacity * np.asarray(colours, np.float32)[chosen]
+    drawn[known] = (1 - OPACITY) * drawn[known] + OPACITY * np.asarray(colours, np.float32)[chosen]
     return drawn
 
 
-def draw_boxes(
-    image: NDArray[Any],
-    objects: Mapping[str, Tensor],
-    class_names: Sequence[str] | None = None,
-    *,
-    colours: NDArray[Any] | None = None,
-    least: float = SURE,
-    scale: int = 1,
-    width: int | None = None,
-    font_size: int | None = None,
-    opacity: float = 0.5,
-) -> Image:
+def draw_boxes(image: NDArray[Any], objects: Mapping[str, Tensor], *, scale: int = 1) -> Image:
     """Draw boxes around the objects, and overlay their masks if there are any, in the colours of their classes.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
         objects: a prediction or the truth: ``boxes`` (n, 4), x1 y1 x2 y2 in pixels of the image, and ``labels`` (n,);
-            optionally ``scores`` (n,), written beside the boxes, and ``masks`` (n, H, W), binary or probabilities.
-        class_names: names written beside the boxes; None for scores only.
-        colours: (K, 3); default: `palette`.
-        least: lowest score of an object to draw; default: that of `vitrim.tasks.detection`.
+            optionally ``scores`` (n,), written beside the boxes (objects below `vitrim.tasks.detection.SURE` are left
+            out), and ``masks`` (n, H, W), binary or probabilities.
         scale: enlarge the image by this integer factor first, so that lines and letters are thin beside small objects.
-        width: line width in pixels of the result; default: from the image's width.
-        font_size: font size in pixels of the result; default: from the image's width; 0 for no text.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1].
 
     Raises:
-        VitrimError: a label without a name or a colour, or masks of another size than the image.
+        VitrimError: masks of another size than the image.
 
     Example:
         >>> objects = {"boxes": torch.tensor([[2.0, 2, 8, 6]]), "labels": torch.tensor([0])}
-        >>> drawn = draw_boxes(np.zeros((10, 10)), objects, width=1)
+        >>> drawn = draw_boxes(np.zeros((10, 10)), objects)
         >>> (255 * drawn[2, 4]).round().tolist(), drawn[0, 0].tolist()
         ([86.0, 180.0, 233.0], [0.0, 0.0, 0.0])
     """
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-    shown = above(objects, least)
-    boxes, labels = shown["boxes"], shown["labels"].tolist()
-    every = palette(max(labels, default=0) + 1) if colours is None else np.asarray(colours)
-    limit = len(every) if class_names is None else min(len(every), len(class_names))
-    wrong = [label for label in labels if not 0 <= label < limit]
-    if wrong:
-        raise VitrimError(f"label {wrong[0]} has no name or colour; there are {limit}, for 0 to {limit - 1}")
-    large = enlarged(in_colour(image), scale)
+    shown, large = above(objects, SURE), enlarged(in_colour(image), scale)
+    labels = shown["labels"].tolist()
     if not labels:
         return large
+    every = (palette(max(labels) + 1) * 255).round().astype(int)
     pixels = torch.from_numpy((large * 255).round().astype(np.uint8)).permute(2, 0, 1)
-    chosen: list[Any] = [tuple(int(part) for part in (every[label] * 255).round()) for label in labels]
+    colours: list[Any] = [tuple(every[label].tolist()) for label in labels]
     if "masks" in shown:
         masks = (shown["masks"] > 0.5).repeat_interleave(scale, 1).repeat_interleave(scale, 2)
         if masks.shape[1:] != pixels.shape[1:]:
             (tall, wide), (height, length) = shown["masks"].shape[1:], image.shape[:2]
             raise VitrimError(f"masks of {tall} x {wide} do not fit an image of {height} x {length}")
-        pixels = draw_segmentation_masks(pixels, masks, alpha=opacity, colors=chosen)
-    font_size = max(9, large.shape[1] // LETTERS) if font_size is None else font_size
-    width = max(1, round(large.shape[1] / LINES)) if width is None else width
-    texts = _beside_boxes(shown, class_names) if font_size else []
-    font = _font(font_size, chosen) if any(texts) else {}
-    drawn = draw_bounding_boxes(
-        pixels, boxes * scale, texts if font else None, colors=chosen, width=width, fill_labels=bool(font), **font
-    )
+        pixels = draw_segmentation_masks(pixels, masks, alpha=0.5, colors=colours)
+    texts, font = None, {}
+    if "scores" in shown:
+        texts = [f"{score:.2f}" for score in shown["scores"].tolist()]
+        font = {**_font(max(9, large.shape[1] // LETTERS), colours), "fill_labels": True}
+    width = max(1, round(large.shape[1] / LINES))
+    drawn = draw_bounding_boxes(pixels, shown["boxes"] * scale, texts, colors=colours, width=width, **font)
     return np.asarray(drawn.permute(1, 2, 0).numpy() / 255, dtype=np.float32)
-
-
-def _beside_boxes(objects: Mapping[str, Tensor], class_names: Sequence[str] | None) -> list[str]:
-    """The names and scores of objects, as far as they are known."""
-    labels = objects["labels"].tolist()
-    names = [""] * len(labels) if class_names is None else [str(class_names[label]) for label in labels]
-    scores = [f" {score:.2f}" for score in objects["scores"].tolist()] if "scores" in objects else [""] * len(labels)
-    return [f"{name}{score}".strip() for name, score in zip(names, scores, strict=True)]
 
 
 def _font(size: int, grounds: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
@@ -431,7 +395,7 @@ class _Drawing:
 
     def _boxes(self, objects: Any) -> NDArray[np.float32]:
         self.seen.append(above(objects, SURE)["labels"])
-        return draw_boxes(self.shown.image, objects, colours=self.colours, least=SURE, scale=self.scale)
+        return draw_boxes(self.shown.image, objects, scale=self.scale)
 
     def kept(self, model: Contestant, size: Size) -> tuple[NDArray[np.float32], str]:
         """Draw the tokens of the last forward, whose input had this size, with a note on their number."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
-from vitrim.style import SMALL, TEXT, sheet
+from vitrim.style import SMALL, TEXT, TITLE, save, sheet
 
 Image = NDArray[np.float32]
 
@@ -144,22 +144,6 @@ def enlarged(image: Image, scale: int) -> Image:
     return image.repeat(scale, 0).repeat(scale, 1)
 
 
-def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tuple[int, int], scale: int = 1) -> Any:
-    """`draw_kept` for the final state and patches of an integer number of pixels.
-
-    Args:
-        image, grid, scale: see `draw_kept`; the grid divides H and W.
-        source: (P,), the token that holds each patch in raster order, -1 for none.
-    """
-    rows, columns = grid
-    height, width = image.shape[:2]
-    if rows * columns != source.size or height % rows or width % columns:
-        raise VitrimError(
-            f"{source.size} patches on a grid of {rows} x {columns} do not fit an image of {height} x {width}"
-        )
-    return draw_kept(image, source, grid, scale=scale)
-
-
 def _border(groups: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mask (H, W) of the pixels of ``tokens`` at the edge of the picture or of another token."""
     padded = np.pad(groups, 1, constant_values=-2)
@@ -183,23 +167,17 @@ def plot_merged(
         reductions: label and final state of each reduction of these images.
         grid: rows and columns of patches.
     """
-    count = len(images)
-    scale = max(1, 224 // images.shape[1])
-    figure = sheet(1.35 * count + 1.6, 1.42 * (len(reductions) + 1) + 0.7)
-    axes = figure.subplots(len(reductions) + 1, count, squeeze=False)
-    for column in range(count):
-        axes[0, column].imshow(images[column], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes[0, column].set_title(captions[column] if captions else "", fontsize=9)
-        for row, (_, state) in enumerate(reductions, start=1):
-            source = state.source[column, state.num_prefix :].cpu().numpy()
-            axes[row, column].imshow(draw_groups(images[column], source, grid, scale), interpolation="nearest")
-    for row, label in enumerate(["image", *(label for label, _ in reductions)]):
-        axes[row, 0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, labelpad=6)
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-        axis.spines[:].set_visible(False)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=120)
+    scale, titles = max(1, 224 // images.shape[1]), captions or [""] * len(images)
+    rows: list[tuple[str, list[tuple[str, Image]]]] = [
+        ("image", [(title, in_colour(image)) for title, image in zip(titles, images, strict=True)])
+    ]
+    for label, state in reductions:
+        sources = (sources_of([state], row) for row in range(len(images)))
+        kept = [draw_kept(image, source, grid, scale=scale) for image, source in zip(images, sources, strict=True)]
+        rows.append((label, [("", picture) for picture in kept]))
+    figure = gallery(rows, side=1.35)
+    figure.suptitle(title, fontsize=TITLE)
+    save(figure, Path(path))
 
 
 def grid_of(patches: int, image: NDArray[Any]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.style import sheet
+from vitrim.style import save, sheet
 
 CONSTANT, SEARCHED = "#4878a8", "#d1495b"
 
@@ -45,7 +45,7 @@ def plot_front(
     axis.set_ylim(bottom=0.0 - 0.02 * axis.get_ylim()[1])
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    save(figure, Path(path))
 
 
 def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: str | Path, *, title: str = "") -> None:
@@ -69,7 +69,7 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
     axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    save(figure, Path(path))
 
 
 def plot_heat(
@@ -102,4 +102,4 @@ def plot_heat(
                 color = "white" if value < middle else "black"
                 axis.text(column, row, f"{value:.4g}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(picture, label=label)
-    figure.savefig(path, dpi=120)
+    save(figure, Path(path))

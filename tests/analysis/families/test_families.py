@@ -160,7 +160,7 @@ def test_a_family_that_runs_models_runs_each(model: nn.Module, data: TensorDatas
     alone = results_of(None, ["router"], {"a": subjects["a"]})["router"]
     (table,), (single,) = found.tables, alone.tables
     rows = [[(f"{name} on {model}", *rest) for name, *rest in single.rows] for model in ("a", "b")]
-    assert [tuple(row) for row in table.rows] == [*rows[0], *rows[1]]
+    np.testing.assert_equal([tuple(row) for row in table.rows], [*rows[0], *rows[1]])  # for which nan is nan
     assert {key for key in found.arrays if "/" in key} == {
         f"topk:keep_rate=0.5 on {name}/{kind}" for name in ("a", "b") for kind in ("blocks", "scores", "depth")
     }

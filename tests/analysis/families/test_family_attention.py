@@ -5,23 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import entropy
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from made_subjects import PATCHES, class_row, reduced, subject
 from made_tables import rows
-from vitrim.analysis.families.attention import attention, draw_attention_maps, kl_nats
+from vitrim.analysis.families.attention import attention, draw_attention_maps
 from vitrim.analysis.families.router import draw_router, router
 from vitrim.analysis.family import Tables
-from vitrim.analysis.subject import Watch
-
-
-def test_divergences_are_those_of_scipy() -> None:
-    p, q = np.abs(np.random.default_rng(0).normal(size=(2, 4, 3, 7)))
-    for place in np.ndindex(4, 3):
-        assert kl_nats(p, q)[place] == pytest.approx(entropy(p[place], q[place]), abs=1e-12)
-    assert kl_nats([1, 0], [0, 1]) == np.inf
+from vitrim.measure.reducer_calls import ReducerCalls
 
 
 @torch.no_grad()
@@ -31,10 +23,10 @@ def test_attention_given_and_computed(model: nn.Module, data: TensorDataset) -> 
     assert arrays["mctf:r=6/blocks"].tolist() == [1, 2, 3]
     assert arrays["images"].shape == (8, 24, 24, 3)
     reduction = reduced(model, "mctf:r=6")
-    watch = Watch(reduction)
+    calls = ReducerCalls(reduction)
     images = data.tensors[0][subject(model, data, limit=8).places()]
     reduction.model(images)
-    decision, state = watch.take()[0], reduction.states[2]
+    decision, state = calls.take()[0], reduction.states[2]
     x, source = model.blocks[0](model._pos_embed(model.patch_embed(images))), state.source
     before = class_row(model, x)
     given = torch.zeros(8, state.num_tokens).scatter_add(1, source, before)

@@ -16,7 +16,6 @@ from made_subjects import IMAGES, LAYERS, PATCHES, reduced, subject
 from made_tables import rows
 from tiny import configs
 from vitrim.analysis.families.loss import (
-    cosine_distance,
     draw_class_tokens,
     draw_loss_alone,
     draw_merging_error,
@@ -25,16 +24,7 @@ from vitrim.analysis.families.loss import (
     spread_in_groups,
 )
 from vitrim.analysis.family import FamilyResult, Tables
-from vitrim.errors import VitrimError
 from vitrim.report import Table
-
-
-def test_distances_are_those_of_scipy() -> None:
-    a, b = np.random.default_rng(0).normal(size=(2, 4, 3, 7))
-    found = cosine_distance(a, b)
-    for place in np.ndindex(4, 3):
-        assert found[place] == pytest.approx(cosine(a[place], b[place]), abs=1e-12)
-    assert np.isnan(cosine_distance(np.zeros(3), np.ones(3)))
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 999))
@@ -72,11 +62,6 @@ def test_errors_of_groups_are_sums_over_their_members(images: int, tokens: int, 
             assert spread[image] == pytest.approx(apart / length, abs=1e-9)
         else:
             assert np.isnan(spread[image])
-
-
-def test_sizes_and_groups_are_checked() -> None:
-    with pytest.raises(VitrimError, match="a size and a group of every token"):
-        merging_error(np.ones((3, 2)), [1, 1], [0, 0, 0])
 
 
 @pytest.fixture(scope="module")
@@ -185,4 +170,4 @@ def test_losses_block_by_block() -> None:
     columns = ("method", "block", "error", "error_low", "error_high", "error_least", "error_most")
     made = [("tome", block, 2.0, 1.9, 2.1, 1.0, 3.0) for block in range(2)]
     lines = draw_merging_error(Tables({"merging_error": Table("merging_error", "", columns, made)})).axes[0].lines
-    assert [line.get_ydata()[0] for line in lines] == [2.0, 1.0, 3.0]
+    assert [line.get_ydata()[0] for line in lines] == [1.0, 3.0, 2.0]

@@ -14,7 +14,7 @@ from made_subjects import PATCHES, class_row, reduced, subject
 from made_tables import rows
 from tiny import configs
 from vitrim.analysis.families.router import concordance, router
-from vitrim.analysis.subject import Watch
+from vitrim.measure.reducer_calls import ReducerCalls
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -39,11 +39,11 @@ def test_patches_that_stay_rank_above_those_that_go(
 ) -> None:
     """Over the registry: whatever a reducer says that it ranks by is what decides."""
     reduction = reduced(model, config)
-    watch = Watch(reduction, scores=True)
+    calls = ReducerCalls(reduction, scores=True)
     images = data.tensors[0][:4]
     torch.manual_seed(1)
     before = reduction.model(images)
-    decisions = [decision for decision in watch.take() if decision.scores is not None]
+    decisions = [call for call in calls.take() if call.scores is not None]
     for decision in decisions:
         scores, stays = decision.on_grid()
         for one, kept in zip(scores, stays, strict=True):

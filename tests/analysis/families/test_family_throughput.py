@@ -91,11 +91,11 @@ def test_one_patch_fewer(model: nn.Module, data: TensorDataset) -> None:
 def test_m_tokens_are_as_many_as_patches_with_the_class_token(model: nn.Module) -> None:
     """The paper ignores the class token: with it, timm's model of 1,024 patches would run on 1,025 tokens."""
     seen: list[int] = []
-    for variant in list(_variants(model, [], [])):  # all first: copies take hooks along
-        host_of(variant.model).blocks(variant.model)[1].register_forward_pre_hook(
+    for _, variant in list(_variants(model, [], [])):  # all first: copies take hooks along
+        host_of(variant).blocks(variant)[1].register_forward_pre_hook(
             lambda module, args: seen.append(args[0].shape[1])
         )
-        variant.model(torch.zeros(1, 3, 24, 24))
+        variant(torch.zeros(1, 3, 24, 24))
     assert seen == [PATCHES + 1, PATCHES, PATCHES - 1] * 2
 
 

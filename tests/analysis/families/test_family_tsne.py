@@ -15,10 +15,10 @@ from made_subjects import reduced, subject
 from made_tables import rows
 from vitrim.analysis.families import results_of
 from vitrim.analysis.families.tsne import _Pruned, own_forms, silhouettes, tsne
-from vitrim.analysis.subject import Watch
 from vitrim.core.registry import parse_method
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
+from vitrim.measure.reducer_calls import ReducerCalls
 
 
 @pytest.mark.slow  # scikit-learn's t-SNE takes seconds; its points are checked above
@@ -79,20 +79,20 @@ def test_concatenated_tokens_are_as_they_were_when_pruned(model: nn.Module, data
     class Both(_Pruned):
         def __init__(self, contestant: Contestant) -> None:
             super().__init__(contestant)
-            self.other = Watch(self.reduction, scores=True)
+            self.other = ReducerCalls(self.reduction, scores=True)
 
         def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
             decisions.extend(self.other.take())
             super().see(batch, output, dense)
 
     [pruned] = Both.over(own, [form], own.batches())
-    tokens = np.concatenate([np.concatenate(parts) for _, parts in sorted(pruned.parts.items())])
+    tokens = np.concatenate([tokens for (tokens,) in pruned.by_block().values()])
     expected = []
     for decision in decisions:
         order = decision.scores.argsort(1, descending=True)
         best = order[:, decision.assignment.anchor.shape[1] - 1] + 1  # the first that is not kept
         expected.append(decision.x[torch.arange(8), best])
-    assert {block: sum(map(len, parts)) for block, parts in pruned.parts.items()} == {1: 8, 2: 8}
+    assert {block: len(tokens) for block, (tokens,) in pruned.by_block().items()} == {1: 8, 2: 8}
     assert np.allclose(tokens, torch.cat(expected).numpy(), atol=1e-6)
 
 

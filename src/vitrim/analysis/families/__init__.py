@@ -114,11 +114,7 @@ def results_of(
             own = {model: _tried(name, partial(make, one), FEW, asked=True) for model, one in subjects.items()}
             parts += own.values() if len(own) == 1 else [beside(own)]
         if parts:
-            found[name] = FamilyResult(
-                [table for part in parts for table in part.tables],
-                [note for part in parts for note in part.notes],
-                {key: array for part in parts for key, array in part.arrays.items()},
-            )
+            found[name] = FamilyResult.joined(parts)
     return found
 
 

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped
+from vitrim.analysis.figures import Panel, draws, line_panels, styles
 from vitrim.analysis.record import Record
 from vitrim.plots.charts import short
-from vitrim.report import Table
 from vitrim.style import SMALL, TEXT, panels
-
-SHOWN = ("method", "block", "images", "tokens", "tokens_std", "p10", "median", "p90", "least", "most", "removed")
-COLUMNS = (*SHOWN, "bound", "threshold")
 
 
 def counts(records: Sequence[Record]) -> FamilyResult:
     """Tokens after each block, prefix included: mean, population standard deviation, deciles, minimum and maximum; and
     the mean number that the block removed (negative if patches return). Also, where they apply, the upper bound of
     methods that decide per image, and the merging threshold."""
-    rows = []
+    rows = list[TableRow]()
     for record in records:
         tokens = record.tokens()
         start = record.num_patches + record.header["num_prefix"]
         bounds, thresholds = (record.header.get(key) or [None] * tokens.shape[1] for key in ("bounds", "thresholds"))
         before = np.concatenate([np.full((len(tokens), 1), start), tokens[:, :-1]], 1)
         for block, (left, had) in enumerate(zip(tokens.T, before.T, strict=True)):
-            deciles = np.quantile(left, [0.1, 0.5, 0.9]).tolist()
-            ends = (int(left.min()), int(left.max()))
-            moments = (float(left.mean()), float(left.std()))
-            removed = float((had - left).mean())
-            limits = (bounds[block], thresholds[block])
-            rows.append((record.name, block, len(left), *moments, *deciles, *ends, removed, *limits))
-    return FamilyResult([Table("counts", "Tokens after each block", COLUMNS, rows, SHOWN)])
+            p10, median, p90 = np.quantile(left, [0.1, 0.5, 0.9]).tolist()
+            row = {"method": record.name, "block": block, "images": len(left), "tokens": float(left.mean())}
+            row |= {"tokens_std": float(left.std()), "p10": p10, "median": median, "p90": p90}
+            row |= {"least": int(left.min()), "most": int(left.max()), "removed": float((had - left).mean())}
+            rows.append({**row, "bound": bounds[block], "threshold": thresholds[block]})
+    result = FamilyResult()
+    result.add("counts", "Tokens after each block", rows)
+    return result
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -47,10 +45,10 @@ MOST = 12
 def draw_tokens(tables: Tables) -> Any:
     """Lines over the blocks: mean number of tokens left. For methods that decide image by image, a band reaches from
     the first to the ninth decile of the images."""
-    figure, (axis,) = line_panels(tables, "counts", [("tokens", "p10", "p90")], label="after block (from 0)", across=2)
+    axis = _tokens(tables, lambda row: 1.0)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("tokens, class token included", fontsize=TEXT)
-    return figure
+    return axis.figure
 
 
 @draws("counts", "counts", "Tokens removed by each block")
@@ -58,7 +56,7 @@ def draw_removed(tables: Tables) -> Any:
     """Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative if patches
     return. If a method merges above a threshold, a dashed line on the right axis shows the threshold."""
     colour, _ = styles(tables)
-    rows = by_method(tables["counts"])
+    rows = grouped(tables["counts"].records(), "method")
     shown = [name for name in rows if any(row["removed"] for row in rows[name])][:MOST]
     if not shown:
         return None
@@ -88,17 +86,21 @@ def draw_removed(tables: Tables) -> Any:
 def draw_share_of_bound(tables: Tables) -> Any:
     """Lines over the blocks: patches kept, as a share of the most that the method may keep. Bands reach from the first
     to the ninth decile of the images."""
-    table = tables["counts"]
-    if "bound" not in table.columns or not any(table.column("bound")):
+    if not any(row.get("bound") for row in tables["counts"].records()):
         return None
-    shares = [
-        (row["method"], row["block"], *(row[key] / row["bound"] for key in ("tokens", "p10", "p90")))
-        for row in table.records()
-        if row["bound"]
-    ]
-    columns = ("method", "block", "share", "p10", "p90")
-    derived = Tables({**tables, "shares": Table("shares", "", columns, shares)})
-    figure, (axis,) = line_panels(derived, "shares", [columns[2:]], label="after block (from 0)", across=2)
+    axis = _tokens(tables, lambda row: row["bound"])
     axis.set_ylim(0, 1.03)
     axis.set_ylabel("share of the bound", fontsize=TEXT)
-    return figure
+    return axis.figure
+
+
+def _tokens(tables: Tables, unit: Callable[[TableRow], float | None]) -> Any:
+    """The axis of a figure of tokens after each block in a unit, with their deciles; rows without one are left out."""
+    rows = [
+        {**row, "tokens": row["tokens"] / whole, "tokens_low": row["p10"] / whole, "tokens_high": row["p90"] / whole}
+        for row in tables["counts"].records()
+        if (whole := unit(row))
+    ]
+    panel = Panel("tokens", grouped(rows, "method"), label="after block (from 0)")
+    _, (axis,) = line_panels([panel], styles(tables), across=2)
+    return axis

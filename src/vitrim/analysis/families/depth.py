@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, PairMap, Tables, by_method, draw_pair_maps, draws, names_of
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped, names_of
+from vitrim.analysis.figures import PairMap, draw_pair_maps, draws
 from vitrim.analysis.record import Record
 from vitrim.errors import VitrimError
 from vitrim.plots.charts import colour_bar, heat, short
-from vitrim.report import Table
 from vitrim.style import SMALL, sheet
 
 Floats = NDArray[np.float64]
@@ -196,10 +196,6 @@ def _constant(*maps: Floats) -> bool:
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-OVERALL = ("method", "images", "depth", "depth_std", "shallowest_patch", "deepest_patch")
-PLACES = ("method", "row", "column", "depth", "depth_std")
-PAIRS = ("method_a", "method_b", "kl_bits_ab", "kl_bits_ba", "js_bits", "pcc", "scc", "sim", "emd_patches")
-
 
 def depth(records: Sequence[Record]) -> FamilyResult:
     """Mean depth of every patch over the images, and the similarity of these maps for every pair of records.
@@ -207,37 +203,42 @@ def depth(records: Sequence[Record]) -> FamilyResult:
     The records may be of different images, such as different data sets: only the means are compared. A pair is left out
     if its models differ in grid or number of layers.
     """
-    standing = [record for record in records if record.blocks and "kept" in record.arrays]
-    if not standing:
+    maps = {
+        record.name: (record, mean_depth(depth_map(record.kept(), record.blocks, record.header["num_layers"])))
+        for record in records
+        if record.blocks and "kept" in record.arrays
+    }
+    if not maps:
         return FamilyResult(notes=["depth skipped: it needs a record of a method that keeps patches"])
-    found = [
-        (record, mean_depth(depth_map(record.kept(), record.blocks, record.header["num_layers"])))
-        for record in standing
-    ]
+    result, places, alike = FamilyResult(), list[TableRow](), list[TableRow]()
     overall = [
-        (record.name, len(record), one.overall_mean, one.overall_std, float(one.mean.min()), float(one.mean.max()))
-        for record, one in found
+        {
+            "method": name,
+            "images": len(record),
+            "depth": one.overall_mean,
+            "depth_std": one.overall_std,
+            "shallowest_patch": float(one.mean.min()),
+            "deepest_patch": float(one.mean.max()),
+        }
+        for name, (record, one) in maps.items()
     ]
-    tables = [
-        Table("depth", "Depth at which patches are dropped; blocks of the model where they never are", OVERALL, overall)
-    ]
-    places = [
-        (record.name, *divmod(place, record.header["grid"][1]), *pair)
-        for record, pattern in found
-        for place, pair in enumerate(zip(pattern.mean.tolist(), pattern.std.tolist(), strict=True))
-    ]
-    tables.append(Table("depth_maps", "Depth of every patch", PLACES, places, ()))
-    alike: list[tuple[object, ...]] = []
-    for (one, of_one), (other, of_other) in combinations(found, 2):
-        if all(one.header[key] == other.header[key] for key in ("grid", "num_layers")):
-            a, b = (pattern.mean.reshape(one.header["grid"]) for pattern in (of_one, of_other))
-            measures = (kl_bits(a, b), kl_bits(b, a), js_bits(a, b), pcc(a, b), scc(a, b), sim(a, b), emd(a, b))
-            alike.append((one.name, other.name, *measures))
-    if not alike:
-        return FamilyResult(tables)
-    tables.append(Table("depth_pairs", "Similarity of the mean maps of depth", PAIRS, alike))
-    note = "Jensen-Shannon divergences are the textbook's; those of the study have reversed arguments"
-    return FamilyResult(tables, [note])
+    result.add("depth", "Depth at which patches are dropped; blocks of the model where they never are", overall)
+    for name, (record, one) in maps.items():
+        for place, (mean, std) in enumerate(zip(one.mean.tolist(), one.std.tolist(), strict=True)):
+            row, column = divmod(place, record.header["grid"][1])
+            places.append({"method": name, "row": row, "column": column, "depth": mean, "depth_std": std})
+    result.add("depth_maps", "Depth of every patch", places, ())
+    for (first, of_first), (second, of_second) in combinations(maps.values(), 2):
+        if all(first.header[key] == second.header[key] for key in ("grid", "num_layers")):
+            a, b = (pattern.mean.reshape(first.header["grid"]) for pattern in (of_first, of_second))
+            divergences = {"kl_bits_ab": kl_bits(a, b), "kl_bits_ba": kl_bits(b, a), "js_bits": js_bits(a, b)}
+            likeness = {"pcc": pcc(a, b), "scc": scc(a, b), "sim": sim(a, b), "emd_patches": emd(a, b)}
+            alike.append({"method_a": first.name, "method_b": second.name, **divergences, **likeness})
+    result.add("depth_pairs", "Similarity of the mean maps of depth", alike)
+    if alike:
+        note = "Jensen-Shannon divergences are the textbook's; those of the study have reversed arguments"
+        result.notes.append(note)
+    return result
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -245,11 +246,8 @@ def depth(records: Sequence[Record]) -> FamilyResult:
 ACROSS = 5
 """Most maps in a row."""
 LIKENESS = (
-    ("PCC", "pcc", "pcc", 1.0),
-    ("SCC", "scc", "scc", 1.0),
-    ("SIM", "sim", "sim", 1.0),
-    ("KL, bits", "kl_bits_ab", "kl_bits_ba", 0.0),
-    ("JS, bits", "js_bits", "js_bits", 0.0),
+    *(("PCC", "pcc", "pcc", 1.0), ("SCC", "scc", "scc", 1.0), ("SIM", "sim", "sim", 1.0)),
+    *(("KL, bits", "kl_bits_ab", "kl_bits_ba", 0.0), ("JS, bits", "js_bits", "js_bits", 0.0)),
     ("EMD, patches", "emd_patches", "emd_patches", 0.0),
 )
 """Label, column, column with the pair reversed, and value of a map with itself, for every measure."""
@@ -260,7 +258,7 @@ def draw_depth_maps(tables: Tables) -> Any:
     """Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped, and
     below it the standard deviation. All means share one colour scale, and all deviations another."""
     grids = {}
-    for name, rows in by_method(tables["depth_maps"]).items():
+    for name, rows in grouped(tables["depth_maps"].records(), "method").items():
         grids[name] = np.full((2, 1 + max(row["row"] for row in rows), 1 + max(row["column"] for row in rows)), np.nan)
         for row in rows:
             grids[name][:, row["row"], row["column"]] = row["depth"], row["depth_std"]

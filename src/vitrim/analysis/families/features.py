@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, TableRow, Tables, draws, names_of, styles
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped
+from vitrim.analysis.figures import Panel, draws, line_panels, styles
 from vitrim.analysis.proxies import (
-    ANCHORS,
     FEWEST_PAIRS,
     GREY,
     RHO,
@@ -28,8 +28,7 @@ from vitrim.analysis.proxies import (
 from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.errors import VitrimError
-from vitrim.plots.charts import Line, line
-from vitrim.report import DENSE, Table
+from vitrim.report import DENSE
 from vitrim.style import SMALL, TEXT, method_of, names_below, panels
 
 Floats = NDArray[np.float64]
@@ -84,31 +83,25 @@ def cka(a: ArrayLike, b: ArrayLike) -> float:
 
 
 class CCA(NamedTuple):
-    """Canonical correlations of two features, and the projection-weighted distances (PWCCA).
-
-    A distance is 1 - sum w_i rho_i, in [0, 1], and not symmetric: the first argument, ``a``, gives the weights. w_i is
-    the sum over the channels of ``a`` of |<h_i, channel>|, where h_i is the i-th canonical variate of ``a``, divided by
-    the sum of all C of them; the first min(C, D) have a correlation. Morcos et al., Insights on Representational
-    Similarity (NeurIPS 2018). If C > D, the linear algebra library chooses a basis for the directions of ``a`` beyond
-    the D-th, and the weights depend on it.
-
-    Attributes:
-        correlations: (min(C, D),), descending, in [0, 1].
-        pwcca_ab: the distance with the weights of the first features.
-        pwcca_ba: the distance with the weights of the second.
-    """
+    """Canonical correlations (min(C, D),) of two features, descending, in [0, 1], and their projection-weighted
+    distance."""
 
     correlations: Floats
     pwcca_ab: float
-    pwcca_ba: float
 
 
 def cca(a: ArrayLike, b: ArrayLike) -> CCA:
-    """Canonical correlation analysis of two features.
+    """Canonical correlation analysis of two features, and the projection-weighted distance (PWCCA).
 
     The correlations are the singular values of S_AA^(-1/2) S_AB S_BB^(-1/2), with symmetric roots by eigendecomposition
     in which eigenvalues that are not positive count as 0. There must be more images than channels (else `VitrimError`),
     or every correlation would be 1.
+
+    The distance is 1 - sum w_i rho_i, in [0, 1], and not symmetric: ``a`` gives the weights. w_i is the sum over the
+    channels of ``a`` of |<h_i, channel>|, where h_i is the i-th canonical variate of ``a``, divided by the sum of all C
+    of them; the first min(C, D) have a correlation. Morcos et al., Insights on Representational Similarity (NeurIPS
+    2018). If C > D, the linear algebra library chooses a basis for the directions of ``a`` beyond the D-th, and the
+    weights depend on it.
 
     Example:
         >>> a = np.random.default_rng(0).normal(size=(9, 2))
@@ -119,15 +112,12 @@ def cca(a: ArrayLike, b: ArrayLike) -> CCA:
     images, widest = len(first), max(first.shape[1], second.shape[1])
     if images <= widest:
         raise VitrimError(f"CCA needs more images than channels, got {images} images and {widest} channels")
-    roots = [_inverse_root(one.T @ one) for one in (first, second)]
+    root, other_root = (_inverse_root(one.T @ one) for one in (first, second))
     # full SVD: the weights of PWCCA run over all directions
-    left, correlations, right = np.linalg.svd(roots[0] @ (first.T @ second) @ roots[1], full_matrices=True)
-    distances = []
-    for features, root, directions in ((first, roots[0], left), (second, roots[1], right.T)):
-        variates = features @ (root @ directions)
-        weights = np.abs(variates.T @ features).sum(1)  # share of the features along each variate
-        distances.append(float(1 - (weights[: len(correlations)] / weights.sum()) @ correlations))
-    return CCA(correlations, *distances)
+    directions, correlations, _ = np.linalg.svd(root @ (first.T @ second) @ other_root, full_matrices=True)
+    variates = first @ (root @ directions)
+    weights = np.abs(variates.T @ first).sum(1)  # share of the features along each variate
+    return CCA(correlations, float(1 - (weights[: len(correlations)] / weights.sum()) @ correlations))
 
 
 def _inverse_root(matrix: Floats) -> Floats:
@@ -148,11 +138,8 @@ def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-MEASURES = ("procrustes", "cka_distance", "pwcca_distance_ab", "pwcca_distance_ba", "mean_cca")
-"""All but the first two need twice as many images as channels."""
-PAIRS = ("method_a", "method_b", "block", "images", *MEASURES, "difference", "signed")
-SHOWN = PAIRS[:-1]
-PROXY = ("block", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "spearman_p", "kendall", "kendall_p")
+MEASURES = ("procrustes", "cka_distance", "pwcca_distance_ab", "mean_cca")
+"""The last two need twice as many images as channels; the weights of PWCCA are those of the first record."""
 HEAD = "head"
 """Value of the block column in rows about the classifier's input."""
 
@@ -175,24 +162,28 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
     having = [group for group in every if len(group) > 1]
     if not having:
         return FamilyResult(notes=["features skipped: they need two records with features"])
-    result, rows, kinds = FamilyResult(), list[tuple[object, ...]](), list[str]()
+    result, rows, kinds = FamilyResult(), list[TableRow](), list[str]()
     for group in having:
         result.notes += _images_needed(group)
         scores, kind = scores_of(group)
         kinds.append(kind)
         rows += _distances(group, scores)
     score = " or ".join(dict.fromkeys(kinds))
-    table = Table("features", f"Distance of features; difference in {score}", PAIRS, rows, SHOWN)
-    proxy = list(_proxy(table.records()))
-    result.tables.append(table)
+    result.add("features", f"Distance of features; difference in {score}", rows)
+    known = result.tables[0].records()  # without the distances of constant features
+    proxy = [
+        {"block": block, "measure": measure, "pairs": len(pairs)}
+        | spearman_kendall(*pairs.T)._asdict()
+        | dict(zip(("spearman_low", "spearman_high"), spearman_ci(pairs), strict=True))
+        for block, measure, pairs in with_differences(known, MEASURES)
+    ]
     if not proxy:
         result.notes.append("proxy skipped: it needs four pairs of records, and labels or logits")
         return result
-    result.tables.append(Table("proxy", f"Rank correlation of distances with the difference in {score}", PROXY, proxy))
-    anchored = [row for group in having for row in anchor_rows(table.records(), MEASURES, group)]
-    if anchored:
-        title = f"Rank correlation of distances from one record with the signed difference in {score}"
-        result.tables.append(Table("proxy_anchors", title, ANCHORS, anchored))
+    result.add("proxy", f"Rank correlation of distances with the difference in {score}", proxy)
+    anchored = [row for group in having for row in anchor_rows(known, MEASURES, group)]
+    title = f"Rank correlation of distances from one record with the signed difference in {score}"
+    result.add("proxy_anchors", title, anchored)
     if max(map(len, having)) > 3 or len(having) > 1:
         result.notes.append("pairs of the same records are not independent: p-values and intervals are too narrow")
     return result
@@ -209,68 +200,46 @@ def _images_needed(group: Sequence[Record]) -> Iterator[str]:
         yield f"CCA and PWCCA need {2 * widest} images, twice the {widest} channels, and there are {count}"
 
 
-def _distances(group: Sequence[Record], scores: Mapping[str, float]) -> Iterator[tuple[object, ...]]:
+def _distances(group: Sequence[Record], scores: Mapping[str, float]) -> Iterator[TableRow]:
     """Yield the rows of every pair of records, at every block that all have, and at the classifier's input."""
     from threadpoolctl import threadpool_limits
 
     common = set.intersection(*(set(record.header["feature_blocks"]) for record in group))
     for (a, b), block in product(combinations(group, 2), (*sorted(common), None)):
         one, other = a.feature(block), b.feature(block)
-        measures: list[float | None] = [None] * len(MEASURES)
+        row: TableRow = {"method_a": a.name, "method_b": b.name, "block": HEAD if block is None else block}
+        row |= {"images": len(one), **dict.fromkeys(MEASURES)}
         with threadpool_limits(limits=1, user_api="blas"):  # threads slow small matrices down on busy cores
-            measures[:2] = procrustes(one, other), cka(one, other)
+            row |= {"procrustes": procrustes(one, other), "cka_distance": cka(one, other)}
             if len(one) >= 2 * max(one.shape[1], other.shape[1]):
-                correlations, *distances = cca(one, other)
-                measures[2:] = *distances, float(correlations.mean())
+                correlations, distance = cca(one, other)
+                row |= {"pwcca_distance_ab": distance, "mean_cca": float(correlations.mean())}
         signed = scores[b.name] - scores[a.name] if scores else None
-        differences = (None if signed is None else abs(signed), signed)
-        yield (a.name, b.name, HEAD if block is None else block, len(one), *measures, *differences)
-
-
-def _proxy(rows: Sequence[TableRow]) -> Iterator[tuple[object, ...]]:
-    """Yield the rank correlations of every measure with the difference in the score, over the pairs of all groups."""
-    for block, measure, pairs in with_differences(rows, MEASURES):
-        found, (low, high) = spearman_kendall(*pairs.T), spearman_ci(pairs)
-        rho, tau = (found.spearman, low, high, found.spearman_p), (found.kendall, found.kendall_p)
-        yield (block, measure, len(pairs), *rho, *tau)
+        yield {**row, "difference": None if signed is None else abs(signed), "signed": signed}
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
-TITLES = {
-    "procrustes": "Procrustes",
-    "cka_distance": "CKA distance",
-    "pwcca_distance_ab": "PWCCA distance",
-    "pwcca_distance_ba": "PWCCA distance, reversed",
-    "mean_cca": "mean CCA",
-}
-DISTANCES = ("procrustes", "cka_distance", "pwcca_distance_ab")
+DISTANCES = {"procrustes": "Procrustes", "cka_distance": "CKA distance", "pwcca_distance_ab": "PWCCA distance"}
+"""The measures that are drawn, with their titles."""
 
 
 @draws("features", "features", "Distance of the features from the dense model's")
 def draw_features(tables: Tables) -> Any:
     """Lines over the blocks, one panel per measure: distance from the dense model of the class token, and at the end of
     the classifier's input."""
-    table = tables["features"]
-    rows = [row for row in table.records() if DENSE in map(method_of, (row["method_a"], row["method_b"]))]
-    rows = [row for row in rows if method_of(_other(row)) != DENSE]
-    if not rows:  # no dense model
+    pairs = [row for row in tables["features"].records() if _with_dense(row) and method_of(_other(row)) != DENSE]
+    if not pairs:  # no dense model
         return None
-    measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
-    colour, marker = styles(tables)
-    blocks = list(dict.fromkeys(row["block"] for row in rows))
-    names = [name for name in names_of(table) if name in {_other(row) for row in rows}]
-    figure, axes = panels(len(measures), across=3, size=(2.9, 2.5), above=0.3 + 0.17 * -(-len(names) // 3))
-    for axis, measure in zip(axes, measures, strict=True):
-        for name in names:
-            own = {row["block"]: row[measure] for row in rows if _other(row) == name}
-            given = Line(range(len(blocks)), [own.get(block) for block in blocks])  # type: ignore[misc]
-            line(axis, given, colour=colour[name], marker=marker[name], label=name)
-        axis.set_title(TITLES[measure], fontsize=TEXT)
+    blocks = list(dict.fromkeys(row["block"] for row in pairs))
+    rows = [{**row, "method": _other(row), "place": blocks.index(row["block"])} for row in pairs]
+    shown = [measure for measure in DISTANCES if any(row[measure] is not None for row in rows)]
+    label, lines = "class token after block (from 0); head", grouped(rows, "method")
+    given = [Panel(measure, lines, DISTANCES[measure], "place", label) for measure in shown]
+    figure, axes = line_panels(given, styles(tables))
+    for axis in axes:
         axis.set_ylim(bottom=0)
         axis.set_xticks(range(len(blocks)), [str(block) for block in blocks])
-        axis.set_xlabel("class token after block (from 0); head", fontsize=TEXT)
-    names_below(figure, axes)
     return figure
 
 
@@ -279,55 +248,44 @@ def draw_proxy(tables: Tables) -> Any:
     """Scatter plots, one panel per measure: for each pair of records, the distance between the classifier's inputs and
     the difference in accuracy. Pairs with the dense model have the other method's colour; all others are grey. Titles
     give Spearman's and Kendall's rank correlations over all pairs, with a 95 % bootstrap interval."""
-    table = tables["features"]
-    rows = [row for row in table.records() if row["block"] == HEAD and row["difference"] is not None]
-    measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
-    if len(rows) < FEWEST_PAIRS or not measures:  # too few pairs, or neither labels nor logits
+    rows = [row for row in tables["features"].records() if row["block"] == HEAD and row["difference"] is not None]
+    shown = [measure for measure in DISTANCES if any(row[measure] is not None for row in rows)]
+    if len(rows) < FEWEST_PAIRS or not shown:  # too few pairs, or neither labels nor logits
         return None
-    proxy = (
-        {row["measure"]: row for row in tables["proxy"].records() if row["block"] == HEAD} if "proxy" in tables else {}
-    )
+    proxy = tables["proxy"].records() if "proxy" in tables else []
+    numbers = {row["measure"]: row for row in proxy if row["block"] == HEAD and row["spearman"] is not None}
     colour, marker = styles(tables)
-    figure, axes = panels(len(measures), across=3, size=(2.9, 2.8), above=0.8)
-    for axis, measure in zip(axes, measures, strict=True):
-        measured = (row for row in rows if row[measure] is not None)  # constant features have no distance
-        for row in sorted(measured, key=lambda row: DENSE in map(method_of, (row["method_a"], row["method_b"]))):
-            dense = DENSE in map(method_of, (row["method_a"], row["method_b"]))
+    figure, axes = panels(len(shown), across=3, size=(2.9, 2.8), above=0.8)
+    for axis, measure in zip(axes, shown, strict=True):
+        known = (row for row in rows if row[measure] is not None)  # constant features have no distance
+        for row in sorted(known, key=_with_dense):
             name = _other(row)
             named = {"color": colour[name], "marker": marker[name], "label": name}
-            look = named if dense else {"color": GREY, "marker": "."}
+            look = named if _with_dense(row) else {"color": GREY, "marker": "."}
             axis.plot(row[measure], 100 * row["difference"], linestyle="none", markersize=5, **look)
-        numbers, found = "too few pairs", proxy.get(measure)
-        if found is not None and found["spearman"] is not None:
+        words, found = "too few pairs", numbers.get(measure)
+        if found is not None:
             low, high = found["spearman_low"], found["spearman_high"]
             between = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-            numbers = f"{RHO} = {found['spearman']:.2f}{between}, {TAU} = {found['kendall']:.2f}, n = {found['pairs']}"
-        axis.set_title(f"{TITLES[measure]}\n{numbers}", fontsize=SMALL)
+            words = f"{RHO} = {found['spearman']:.2f}{between}, {TAU} = {found['kendall']:.2f}, n = {found['pairs']}"
+        axis.set_title(f"{DISTANCES[measure]}\n{words}", fontsize=SMALL)
         axis.set_xlabel("distance of features", fontsize=TEXT)
     axes[0].set_ylabel("difference, points", fontsize=TEXT)
     names_below(figure, axes)
     return figure
 
 
-@draws("features", "proxy_anchors", "Procrustes distance from every anchor")
+@draws("features", "proxy_anchors", "Distance from every anchor against accuracy")
 def draw_proxy_anchors(tables: Tables) -> Any:
-    """Scatter plots, one panel per anchor: Procrustes distance of a record's classifier input from the anchor's, and
-    its difference in accuracy from the anchor. Titles give rank correlations."""
-    return draw_anchors(tables, "features", "proxy_anchors", "procrustes", "Procrustes distance", HEAD)
+    """Scatter plots, one panel per measure and anchor: distance of a record's classifier input from the anchor's
+    (Procrustes, linear CKA, and projection-weighted CCA, weighted by the first record of a pair), and its difference in
+    accuracy from the anchor. Titles give rank correlations."""
+    return draw_anchors(tables, "features", "proxy_anchors", DISTANCES, HEAD)
 
 
-@draws("features", "proxy_anchors", "CKA distance from every anchor")
-def draw_cka_anchors(tables: Tables) -> Any:
-    """Scatter plots, one panel per anchor: distance by linear CKA of a record's classifier input from the anchor's, and
-    its difference in accuracy from the anchor. Titles give rank correlations."""
-    return draw_anchors(tables, "features", "proxy_anchors", "cka_distance", "CKA distance", HEAD)
-
-
-@draws("features", "proxy_anchors", "PWCCA distance from every anchor")
-def draw_pwcca_anchors(tables: Tables) -> Any:
-    """Scatter plots, one panel per anchor: distance by projection-weighted CCA of the classifier inputs, weighted by
-    the first record of a pair, and the difference in accuracy from the anchor. Titles give rank correlations."""
-    return draw_anchors(tables, "features", "proxy_anchors", "pwcca_distance_ab", "PWCCA distance", HEAD)
+def _with_dense(row: TableRow) -> bool:
+    """True for a pair with the dense model."""
+    return DENSE in map(method_of, (row["method_a"], row["method_b"]))
 
 
 def _other(row: TableRow) -> str:

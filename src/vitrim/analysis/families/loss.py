@@ -5,28 +5,31 @@ al., Multi-criteria Token Fusion with One-step-ahead Attention (CVPR 2024)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped
+from vitrim.analysis.figures import Panel, draws, line_panels, styles
 from vitrim.analysis.record import Record
-from vitrim.analysis.statistics import BAND, columns_of, summary
-from vitrim.analysis.subject import Observer, Subject, Watch
+from vitrim.analysis.statistics import moments
+from vitrim.analysis.subject import Observer, Subject
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import plan
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import are_logits, divergence
 from vitrim.measure.records import Batch
+from vitrim.measure.reducer_calls import ReducerCalls
 from vitrim.plots.charts import Line, line, short
-from vitrim.report import Table
-from vitrim.style import BOUND, SMALL, TEXT, panels
+from vitrim.style import SMALL, TEXT, panels
 
+TINY = float(np.finfo(np.float64).tiny)
 Floats = NDArray[np.float64]
 
 
@@ -36,20 +39,6 @@ class MergingError(NamedTuple):
     error: Floats
     least: Floats
     most: Floats
-
-
-def cosine_distance(a: ArrayLike, b: ArrayLike) -> Floats:
-    """1 - a . b / (|a| |b|) of vectors (..., C), in [0, 2]; nan if a vector is zero. ATM, section 3.2 (Figure 2).
-
-    Example:
-        >>> cosine_distance([[1.0, 0.0], [1.0, 1.0]], [[0.0, 2.0], [3.0, 3.0]]).round(12).tolist()
-        [1.0, 0.0]
-    """
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    product = (first * second).sum(-1)
-    found: Floats = 1 - np.divide(product, lengths, out=np.full_like(product, np.nan), where=lengths > 0)
-    return found
 
 
 def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> MergingError:
@@ -68,30 +57,20 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
         sizes: (..., N), input tokens in each.
         groups: (..., N), the token that each becomes part of, -1 for none.
 
-    Raises:
-        VitrimError: different numbers of tokens, sizes and groups.
-
     Example:
         >>> found = merging_error([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [1, 3, 1], [0, 0, 1])
         >>> [round(float(number), 4) for number in found]
         [0.8377, 0.75, 1.5]
     """
-    vectors, weights, labels = _checked(tokens, sizes, groups)
+    vectors, weights, labels = np.asarray(tokens, np.float64), np.asarray(sizes, np.float64), np.asarray(groups)
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     unit = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
-
-    # weighted means of the groups, and their sums of weights; zeros for empty groups
-    shape, (num_tokens, channels) = labels.shape[:-1], unit.shape[-2:]
-    rows, num_groups = labels.reshape(-1, num_tokens), int(labels.max(initial=0)) + 1
-    image, token = np.nonzero(rows >= 0)
-    group, weight = rows[image, token], weights.reshape(-1, num_tokens)[image, token]
-    sums, total = np.zeros((len(rows), num_groups, channels)), np.zeros((len(rows), num_groups))
-    np.add.at(sums, (image, group), weight[:, None] * unit.reshape(-1, num_tokens, channels)[image, token])
-    np.add.at(total, (image, group), weight)
-    means = np.divide(sums, total[..., None], out=np.zeros_like(sums), where=total[..., None] > 0)
-
+    # (..., G, N), the weights of the tokens of each group; its mean is 0 if it is empty
+    members = weights[..., None, :] * (labels[..., None, :] == np.arange(labels.max(initial=0) + 1)[:, None])
+    total = members.sum(-1)
+    means = (members @ unit) / np.maximum(total, TINY)[..., None]
     squared = np.minimum((means**2).sum(-1), 1.0)
-    error, most = ((total * (1 - one)).sum(-1).reshape(shape) for one in (np.sqrt(squared), squared))
+    error, most = ((total * (1 - one)).sum(-1) for one in (np.sqrt(squared), squared))
     return MergingError(error, most / 2, most)
 
 
@@ -102,32 +81,20 @@ def spread_in_groups(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike, mer
     nan without tokens.
 
     Args:
-        tokens, sizes, groups: see `merging_error`, also for errors.
+        tokens, sizes, groups: see `merging_error`.
         merged: (..., M, C), the new tokens y.
 
     Example:
         >>> round(float(spread_in_groups([[1.0], [3.0]], [1, 1], [0, 0], [[2.0]])), 4)
         0.2
     """
-    vectors, weights, labels = _checked(tokens, sizes, groups)
-    after = np.asarray(merged, dtype=np.float64)
-    weights = np.where(labels >= 0, weights, 0.0)
+    vectors, after, labels = np.asarray(tokens, np.float64), np.asarray(merged, np.float64), np.asarray(groups)
+    weights = np.where(labels >= 0, np.asarray(sizes, np.float64), 0.0)
     gone = np.maximum(labels, 0)[..., None]
     apart = ((vectors - np.take_along_axis(after, gone, axis=-2)) ** 2).sum(-1)
     above, below = (weights * apart).sum(-1), (weights * (vectors**2).sum(-1)).sum(-1)
     found: Floats = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
     return found
-
-
-def _checked(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    vectors, weights = np.asarray(tokens, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
-    labels = np.asarray(groups, dtype=np.int64)
-    if not vectors.shape[:-1] == weights.shape == labels.shape or labels.ndim == 0:
-        raise VitrimError(
-            f"expected a size and a group of every token, got tokens {vectors.shape}, sizes {weights.shape} and groups "
-            f"{labels.shape}"
-        )
-    return vectors, weights, labels
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -136,69 +103,71 @@ IMAGES = 256
 THRESHOLDS = (0.80, 0.85, 0.90, 0.95)
 SHARES = (0.125, 0.25, 0.375, 0.5)
 
-TOKENS = ("method", "block", "images", *columns_of("cosine"))
-ALONE = (
-    *("method", "setting", "value", "block", "images"),
-    *columns_of("cosine_distance"),
-    *columns_of("kl_nats"),
-)
-ALONE_SHOWN = (*ALONE[:4], "cosine_distance", "kl_nats", "kl_nats_low", "kl_nats_high")
-OVERALL = ("method", "setting", "block", "cosine_distance", "kl_nats")
-ERRORS = (
-    *("method", "block", "images", "merged"),
-    *columns_of("error"),
-    *("error_least", "error_most", "squared_distance"),
-)
-ERRORS_SHOWN = (*ERRORS[:5], "error_least", "error_most", "squared_distance")
-
 
 def class_tokens(records: Sequence[Record]) -> FamilyResult:
     """Cosine of the class token to the dense model's after every block (MCTF, Table B), from records."""
-    rows = []
-    for record in records:
-        if record.header["kind"] == "none" or "cosine" not in record.arrays:
-            continue
-        for block, numbers in enumerate(summary(record.arrays["cosine"])):
-            rows.append((record.name, block, len(record), *numbers))
+    rows = [
+        {"method": record.name, "block": block, "images": len(record), **moments({"cosine": cosines})}
+        for record in records
+        if record.header["kind"] != "none" and "cosine" in record.arrays
+        for block, cosines in enumerate(record.arrays["cosine"].T)
+    ]
     if not rows:
-        return FamilyResult(
-            notes=["cosines of class tokens skipped: they need a method, and a model with a class token"]
-        )
-    return FamilyResult([Table("class_tokens", "Cosine of the class token to the dense model's", TOKENS, rows)])
+        note = "cosines of class tokens skipped: they need a method, and a model with a class token"
+        return FamilyResult(notes=[note])
+    result = FamilyResult()
+    result.add("class_tokens", "Cosine of the class token to the dense model's", rows)
+    return result
 
 
 def loss(subject: Subject) -> FamilyResult:
-    """The cost of reducing in one block alone (ATM, Figure 2), and the error of merging in every block."""
+    """The cost of reducing in one block alone (ATM, Figure 2), and the error of merging in every block.
+
+    ``loss_alone``: a method with a similarity threshold merges above 0.80, 0.85, 0.90 and 0.95, any other removes 1/8,
+    1/4, 3/8 and 1/2 of the patches. ``cosine_distance`` is 1 - cos of the head's input, ``kl_nats`` is KL(dense ||
+    reduced) of the predictions. Methods with learned parameters are left out: these belong to their blocks.
+    ``merging_error``: see `merging_error` and, for ``squared_distance``, `spread_in_groups`.
+    """
     result = FamilyResult(images=len(subject.places(IMAGES)))
     alone = [row for method in subject.methods for row in _alone(subject, method, result.notes)]
-    if alone:
-        title = "One block reduced alone: distance of what the head reads, and of the predictions"
-        table = Table("loss_alone", title, ALONE, alone, ALONE_SHOWN)
-        groups: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-        for row in table.rows:
-            named = dict(zip(ALONE, row, strict=True))
-            groups[row[0], row[1], row[3]].append((named["cosine_distance"], named["kl_nats"]))
-        means = [(*key, *np.mean(numbers, axis=0).tolist()) for key, numbers in groups.items()]
-        result.tables += [table, Table("loss_alone_mean", "The same, mean of all values", OVERALL, means)]
+    result.add("loss_alone", "One block reduced alone: distance of what the head reads, and of the predictions", alone)
+    means = [
+        {
+            **dict(zip(KEYS, key, strict=True)),
+            **{name: float(np.mean([row[name] for row in rows])) for name in ("cosine_distance", "kl_nats")},
+        }
+        for key, rows in grouped(alone, *KEYS).items()
+    ]
+    result.add("loss_alone_mean", "The same, mean of all values", means)
 
     merging = [method for method in subject.methods if method.kind in ("merge", "mixed")]
     if not merging:
         result.notes.append("errors of merging skipped: they need a method that merges tokens into means")
         return result
-    rows: list[tuple[object, ...]] = []
-    for watch in _Errors.over(subject, merging, subject.batches(IMAGES)):
-        for depth, parts in sorted(watch.found.items()):
-            numbers = np.concatenate(parts)
-            merged, _, least, most, squared = numbers.mean(0).tolist()
-            error = summary(numbers[:, 1:2])[0]
-            rows.append((watch.name, depth, len(numbers), merged, *error, least, most, squared))
-    if rows:
-        title = "Errors of merging, summed over the groups of an image, and the range of Theorem 1"
-        result.tables.append(Table("merging_error", title, ERRORS, rows, ERRORS_SHOWN))
+    errors = [
+        {
+            "method": observer.name,
+            "block": block,
+            "images": len(error),
+            "merged": float(merged.mean()),
+            **moments({"error": error}),
+            "error_least": float(least.mean()),
+            "error_most": float(most.mean()),
+            "squared_distance": float(squared.mean()),
+        }
+        for observer in _Errors.over(subject, merging, subject.batches(IMAGES))
+        for block, (merged, error, least, most, squared) in observer.by_block().items()
+    ]
+    result.add(
+        "merging_error", "Errors of merging, summed over the groups of an image, and the range of Theorem 1", errors
+    )
     return result
 
 
-def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tuple[object, ...]]:
+KEYS = ("method", "setting", "block")
+
+
+def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[TableRow]:
     """A row for every amount and block, with the method active in that block alone."""
     name, tunable = method.describe(), method.tunable
     if not method.traits.training_free:
@@ -208,45 +177,41 @@ def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tup
         notes.append(f"{name} is left out of one block at a time: it takes no amount for each block")
         return []
     patches, num_layers = int(np.prod(subject.facts.grid_size)), subject.num_layers
+    amounts = THRESHOLDS if tunable.similarity else SHARES
     settings: list[tuple[float, int, MethodConfig]] = []
-    for amount in THRESHOLDS if tunable.similarity else SHARES:
+    for amount, depth in product(amounts, range(num_layers)):
         value = amount if tunable.similarity else tunable.removing(amount, patches)
-        for depth in range(num_layers):
-            config, problem = tunable.alone(method, depth, value, num_layers), "it does not act there"
-            try:
-                if config is not None:
-                    plan(config, subject.facts, num_layers)
-                    settings.append((amount, depth, config))
-                    continue
-            except VitrimError as error:  # the model does not support it
-                problem = str(error)
-            if amount in (THRESHOLDS[0], SHARES[0]):
-                notes.append(f"{name} alone in block {depth} is left out: {problem}")
-    watched = _Distances.over(subject, [config for *_, config in settings], subject.batches(IMAGES))
-    kind = "threshold" if tunable.similarity else "share removed"
-    rows: list[tuple[object, ...]] = []
-    for (amount, depth, _), watch in zip(settings, watched, strict=True):
-        numbers = np.concatenate(watch.found)
-        distance, divergence = summary(numbers)
-        rows.append((name, kind, amount, depth, len(numbers), *distance, *divergence))
+        config, problem = tunable.alone(method, depth, value, num_layers), "it does not act there"
+        try:
+            if config is not None:
+                plan(config, subject.facts, num_layers)
+                settings.append((amount, depth, config))
+                continue
+        except VitrimError as error:  # the model does not support it
+            problem = str(error)
+        if amount == amounts[0]:
+            notes.append(f"{name} alone in block {depth} is left out: {problem}")
+    observers = _Distances.over(subject, [config for *_, config in settings], subject.batches(IMAGES))
+    rows = list[TableRow]()
+    for (amount, depth, _), observer in zip(settings, observers, strict=True):
+        ((distance, divergence),) = observer.by_block().values()
+        row = {"method": name, "setting": "threshold" if tunable.similarity else "share removed", "value": amount}
+        numbers = moments({"cosine_distance": distance, "kl_nats": divergence})
+        rows.append({**row, "block": depth, "images": len(distance), **numbers})
     return rows
 
 
 class _Distances(Observer):
     """Distances to the dense model for every image: of the head's input, and of the predictions."""
 
-    def __init__(self, contestant: Contestant) -> None:
-        super().__init__(contestant)
-        self.found: list[NDArray[Any]] = []
-
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
-        distance = kl = np.full(len(batch), np.nan)
+        distance = kl = torch.full((len(batch),), torch.nan, dtype=torch.float64)
         if output.feature is not None and dense.feature is not None and output.feature.shape == dense.feature.shape:
-            pair = (feature.detach().double().cpu().flatten(1).numpy() for feature in (output.feature, dense.feature))
-            distance = cosine_distance(*pair)
+            own, full = (feature.double().flatten(1) for feature in (output.feature, dense.feature))
+            distance = 1 - torch.cosine_similarity(own, full)
         if are_logits(output):
-            kl = divergence(output.prediction, dense.prediction).cpu().numpy()
-        self.found.append(np.stack([distance, kl], 1))
+            kl = divergence(output.prediction, dense.prediction)
+        self.add(0, distance.cpu().numpy(), kl.cpu().numpy())
 
 
 class _Errors(Observer):
@@ -255,12 +220,11 @@ class _Errors(Observer):
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
-        self.watch = Watch(self.reduction)
-        self.found: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        self.calls = ReducerCalls(self.reduction)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
-        for decision in self.watch.take():
-            x, state, assignment = decision.x, decision.state, decision.assignment
+        for call in self.calls.take():
+            x, state, assignment = call.x, call.state, call.assignment
             if assignment is None:  # every token stays
                 merged, target = x, torch.arange(state.num_tokens, device=x.device).expand(x.shape[:2])
             elif assignment.moved is not None and assignment.normalise:
@@ -272,8 +236,7 @@ class _Errors(Observer):
             tokens, sizes = (one[:, p:].detach().double().cpu().numpy() for one in (x, state.size))
             joined = [int((row >= 0).sum()) - len(np.unique(row[row >= 0])) for row in groups]
             squared = spread_in_groups(tokens, sizes, groups, merged.detach().double().cpu().numpy())
-            errors = merging_error(tokens, sizes, groups)
-            self.found[decision.depth].append(np.stack([np.array(joined, np.float64), *errors, squared], 1))
+            self.add(call.depth, np.array(joined, np.float64), *merging_error(tokens, sizes, groups), squared)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -287,7 +250,7 @@ def draw_class_tokens(tables: Tables) -> Any:
     """Lines over the blocks: cosine similarity of the class token to the dense model's, with 95 % bootstrap
     intervals as bands."""
     table = tables["class_tokens"]
-    figure, (axis,) = line_panels(tables, table.name, [columns_of("cosine", BAND)], across=2)
+    figure, (axis,) = line_panels([Panel("cosine", grouped(table.records(), "method"))], styles(tables), across=2)
     axis.set_ylim(top=1.0 + 0.02 * (1 - min(table.column("cosine"))))
     axis.set_ylabel("cosine", fontsize=TEXT)
     return figure
@@ -296,12 +259,8 @@ def draw_class_tokens(tables: Tables) -> Any:
 @draws("loss", "merging_error", "Error of merging")
 def draw_merging_error(tables: Tables) -> Any:
     """Lines over the blocks: mean error of the tokens that the block merges. Dashes are the bounds of Theorem 1."""
-    figure, (axis,) = line_panels(tables, "merging_error", [columns_of("error", BAND)], across=2)
-    colour, _ = styles(tables)
-    for name, rows in by_method(tables["merging_error"]).items():
-        for bound in ("error_least", "error_most"):
-            values = [float("nan") if row[bound] is None else row[bound] for row in rows]
-            axis.plot([row["block"] for row in rows], values, color=colour[name], linestyle=BOUND, linewidth=1)
+    panel = Panel("error", grouped(tables["merging_error"].records(), "method"))
+    figure, (axis,) = line_panels([panel], styles(tables), across=2)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("merging error", fontsize=TEXT)
     return figure
@@ -314,22 +273,18 @@ def draw_loss_alone(tables: Tables) -> Any:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    rows = tables["loss_alone"].records()
-    groups = list(dict.fromkeys((row["method"], row["setting"]) for row in rows))[:METHODS_DRAWN]
     colour, _ = styles(tables)
+    groups = list(grouped(tables["loss_alone"].records(), "method", "setting").items())[:METHODS_DRAWN]
     measures = {"cosine_distance": "cosine distance", "kl_nats": "KL, nats"}
     figure, axes = panels(2 * len(groups), across=len(groups), size=(max(2.5, 6.0 / len(groups)), 2.1), above=0.2)
-    for place, axis in enumerate(axes):
-        (measure, label), (method, setting) = list(measures.items())[place // len(groups)], groups[place % len(groups)]
-        own = [row for row in rows if (row["method"], row["setting"]) == (method, setting)]
-        values = sorted({row["value"] for row in own})
-        blocks = sorted({row["block"] for row in own})
-        known = {block: [row[measure] for row in own if row["block"] == block] for block in blocks}
-        known = {block: [number for number in numbers if number is not None] for block, numbers in known.items()}
-        means = [sum(numbers) / len(numbers) if numbers else 0.0 for numbers in known.values()]
+    shown = product(measures.items(), groups)
+    for place, (axis, ((measure, label), ((method, setting), rows))) in enumerate(zip(axes, shown, strict=True)):
+        known = grouped((row for row in rows if row[measure] is not None), "block")
+        blocks = sorted({row["block"] for row in rows})
+        means = [np.mean([row[measure] for row in known[block]]) if block in known else 0.0 for block in blocks]
         axis.bar(blocks, means, color=colour[method], alpha=0.3, width=0.8)
-        for number, value in enumerate(values):
-            some = [row for row in own if row["value"] == value]
+        values = grouped(sorted(rows, key=itemgetter("value")), "value")
+        for number, (value, some) in enumerate(values.items()):
             shade = to_hex(colormaps["cividis"](0.9 * number / max(len(values) - 1, 1)))
             given = Line([row["block"] for row in some], [row[measure] for row in some])
             line(axis, given, colour=shade, label=f"{setting} = {value:g}")

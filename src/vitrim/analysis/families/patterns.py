@@ -1,39 +1,26 @@
 """Patterns: which patches methods keep, and how they group them, for every pair of records, block by block.
 
 "Which Tokens to Use?" is Haurum et al., Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCV
-workshops 2023); algorithms and sections are those of its supplement. Two sets or clusterings of different numbers of
-patches raise `VitrimError`."""
+workshops 2023); algorithms and sections are those of its supplement."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import (
-    FamilyResult,
-    PairMap,
-    TableRow,
-    Tables,
-    draw_pair_maps,
-    draws,
-    fullest,
-    names_of,
-    styles,
-    whole_numbers,
-)
-from vitrim.analysis.proxies import ANCHORS as PROXY_ANCHORS
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, fullest, grouped, names_of
+from vitrim.analysis.figures import PairMap, Panel, draw_pair_maps, draws, line_panels, styles
 from vitrim.analysis.proxies import anchor_rows, draw_anchors, scores_of
 from vitrim.analysis.record import Record, check_comparable
-from vitrim.analysis.statistics import BAND, columns_of, summary
-from vitrim.errors import VitrimError
-from vitrim.plots.charts import Line, line, short
+from vitrim.analysis.statistics import moments
+from vitrim.plots.charts import short
 from vitrim.report import Table
-from vitrim.style import TEXT, TITLE, method_of, names_below, panels
+from vitrim.style import TEXT, method_of
 
 # ---- overlap of sets -------------------------------------------------------------------------------------------------
 
@@ -52,7 +39,7 @@ def iou(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> float(iou([True, True, False, False], [True, False, True, False]))
         0.3333333333333333
     """
-    first, second = _sets(a, b)
+    first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
     return _ratio((first & second).sum(-1), (first | second).sum(-1))
 
 
@@ -69,15 +56,8 @@ def ioa(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> float(ioa([True, True, True, False], [True, False, False, True]))
         0.5
     """
-    first, second = _sets(a, b)
-    return _ratio((first & second).sum(-1), second.sum(-1))
-
-
-def _sets(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
-    if first.shape[-1:] != second.shape[-1:]:
-        raise VitrimError(f"expected two sets of the same patches, got sets over {first.shape} and {second.shape}")
-    return first, second
+    return _ratio((first & second).sum(-1), second.sum(-1))
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
@@ -203,7 +183,7 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     from scipy.stats import hypergeom
 
     of_a, of_b, of_both = _entropies(a, b)
-    first, second = (one.reshape(-1, one.shape[-1]) for one in _labels(a, b))
+    first, second = (one.reshape(-1, one.shape[-1]) for one in np.broadcast_arrays(a, b))
     images, patches = first.shape
     counts: list[NDArray[np.int64]] = []  # (I, P + 1), clusters of each size, of a and b
     for labels in (first, second):
@@ -227,17 +207,9 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     return np.where((of_a == 0) | (of_b == 0), single, gained / possible)
 
 
-def _labels(a: ArrayLike, b: ArrayLike) -> tuple[Labels, Labels]:
-    first, second = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
-    if first.shape[-1:] != second.shape[-1:] or first.ndim == 0:
-        raise VitrimError(f"expected clusters of the same patches, got labels {first.shape} and {second.shape}")
-    one, other = np.broadcast_arrays(first, second)
-    return one, other
-
-
 def _entropies(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """H(A), H(B) and H(A, B) of every image, in nats."""
-    first, second = _labels(a, b)
+    first, second = np.broadcast_arrays(np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64))
     shape, patches = first.shape[:-1], first.shape[-1]
     first, second = (one.reshape(-1, patches) - min(0, one.min(initial=0)) for one in (first, second))
     wide = int(second.max(initial=0)) + 1
@@ -266,7 +238,10 @@ def _share(shared: Floats, of: Floats) -> Floats:
 AMI_IMAGES = 200
 """Most images for adjusted mutual information."""
 
-PAIR = ("method_a", "method_b", "block", "images")
+AT_END = "end"
+"""Value of the block column in rows about the end of the model."""
+LIKENESS = {"iou": "IoU", "v_measure": "NMI"}
+"""The measures that are compared with accuracy, with their names in figures."""
 
 
 def patterns(records: Sequence[Record]) -> FamilyResult:
@@ -277,106 +252,87 @@ def patterns(records: Sequence[Record]) -> FamilyResult:
     check_comparable(reduced)
     result = FamilyResult()
     standing = [record for record in reduced if "kept" in record.arrays]
-    rows = [row for pair in combinations(standing, 2) for row in _overlap(*pair)]
-    if rows:
-        result.tables.append(Table("overlap", "Overlap of the kept patches", OVERLAP, rows, OVERLAP_SHOWN))
+    overlap = [row for pair in combinations(standing, 2) for row in _overlap(*pair)]
+    result.add("overlap", "Overlap of the kept patches", overlap)
     grouping = [record for record in reduced if record.header["kind"] != "prune"]
-    rows = [row for pair in combinations(grouping, 2) for row in _clusters(*pair)]
-    if rows:
-        result.tables.append(Table("clusters", "Agreement of the clusters", CLUSTERS, rows, CLUSTERS_SHOWN))
-    else:
+    clusters = [row for pair in combinations(grouping, 2) for row in _clusters(*pair)]
+    result.add("clusters", "Agreement of the clusters", clusters)
+    if not clusters:
         result.notes.append("clusters skipped: they need two records of methods that merge")
-    result.tables += _proxies(reduced, result.tables)
+    _add_proxies(result, reduced, [*overlap, *clusters])
     if len(standing) < len(reduced):
         result.notes.append("methods with soft tokens keep no patches, and are left out of the overlap")
     return result
 
 
-PROXIES = (*PAIR, "iou", "v_measure", "difference", "signed")
-AT_END = "end"
-"""Value of the block column in rows about the end of the model."""
-
-
-def _proxies(records: Sequence[Record], found: Sequence[Table]) -> list[Table]:
-    """The similarity of patterns after the last block and the difference in accuracy, for every pair, and their rank
-    correlation for each anchor ("Which Tokens to Use?", Figures 18 to 23); empty without labels or logits."""
+def _add_proxies(result: FamilyResult, records: Sequence[Record], rows: Sequence[TableRow]) -> None:
+    """Add the similarity of patterns after the last block and the difference in accuracy, for every pair, and their
+    rank correlation for each anchor ("Which Tokens to Use?", Figures 18 to 23); nothing without labels or logits."""
     scores, kind = scores_of(records)
-    last: dict[tuple[str, str], dict[str, Any]] = {}
-    for table in found:  # rows of a pair come block by block
-        for row in table.records():
-            pair = (row["method_a"], row["method_b"])
-            kept = pair if pair in last or pair[::-1] not in last else pair[::-1]
-            measures = {name: row[name] for name in PROXIES[4:6] if name in row}
-            last[kept] = {**last.get(kept, {}), "images": row["images"], **measures}
-    rows = []
-    for (a, b), own in last.items() if scores else ():
-        signed = scores[b] - scores[a]
-        rows.append((a, b, AT_END, own["images"], own.get("iou"), own.get("v_measure"), abs(signed), signed))
-    pairs = Table("pattern_proxies", f"Likeness of patterns at the end; difference in {kind}", PROXIES, rows)
-    anchors = list(anchor_rows(pairs.records(), PROXIES[4:6], records))
-    title = f"Rank correlation of likeness to one record with the signed difference in {kind}"
-    return [pairs, Table("pattern_anchors", title, PROXY_ANCHORS, anchors)] if anchors else []
+    last: dict[frozenset[str], TableRow] = {}
+    for row in rows if scores else ():  # rows of a pair come block by block
+        a, b = row["method_a"], row["method_b"]
+        start = {"method_a": a, "method_b": b, "block": AT_END, "images": row["images"], **dict.fromkeys(LIKENESS)}
+        pair = last.setdefault(frozenset((a, b)), start)
+        pair |= {measure: row[measure] for measure in LIKENESS if measure in row}
+    pairs = list(last.values())
+    for pair in pairs:
+        signed = scores[pair["method_b"]] - scores[pair["method_a"]]
+        pair |= {"difference": abs(signed), "signed": signed}
+    anchors = anchor_rows(pairs, list(LIKENESS), records)
+    if anchors:
+        result.add("pattern_proxies", f"Likeness of patterns at the end; difference in {kind}", pairs)
+        title = f"Rank correlation of likeness to one record with the signed difference in {kind}"
+        result.add("pattern_anchors", title, anchors)
 
 
-OVERLAP = (
-    *(*PAIR, "kept_a", "kept_b"),
-    *(*columns_of("iou"), "iou_least", "iou_chance", *columns_of("ioa"), "ioa_least", "ioa_chance"),
-)
-OVERLAP_SHOWN = (*PAIR[:3], "iou", "iou_low", "iou_high", "iou_least", "iou_chance", "ioa", "ioa_least", "ioa_chance")
-
-
-def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
-    """Rows of a pair; IoA divides by the second set, so the record that keeps fewer patches is second."""
+def _overlap(a: Record, b: Record) -> Iterator[TableRow]:
+    """Yield the rows of a pair; IoA divides by the second set, so the record that keeps fewer patches is second."""
     a, b = sorted((a, b), key=lambda one: (-int(one.kept()[:, -1].sum()), one.name))
-    of_a, of_b = a.kept(), b.kept()
-    rows: list[tuple[object, ...]] = []
-    blocks = sorted({*a.blocks, *b.blocks})
-    every = np.ones(a.num_patches, dtype=bool)
-    pairs_of_sets = [(_after(of_a, a.blocks, block, every), _after(of_b, b.blocks, block, every)) for block in blocks]
-    numbers_of = summary(np.stack([measure(*sets) for sets in pairs_of_sets for measure in (iou, ioa)], 1))
-    for place, (block, (one, other)) in enumerate(zip(blocks, pairs_of_sets, strict=True)):
-        union, within = numbers_of[2 * place : 2 * place + 2]
-        patches = a.num_patches
-        sizes = np.stack([np.broadcast_to(mask.sum(-1), len(a)) for mask in (one, other)], 1)
+    of_a, of_b, patches = a.kept(), b.kept(), a.num_patches
+    static = all(record.header["kind"] == "prune" and not record.header.get("adaptive") for record in (a, b))
+    every = np.ones(patches, dtype=bool)
+    for block in sorted({*a.blocks, *b.blocks}):
+        sets = (_after(of_a, a.blocks, block, every), _after(of_b, b.blocks, block, every))
+        sizes = np.stack([np.broadcast_to(mask.sum(-1), len(a)) for mask in sets], 1)
         pairs, counts = np.unique(sizes, axis=0, return_counts=True)
-        of_sizes = [
-            (least_iou(patches, m, n), least_ioa(patches, m, n), chance_iou(patches, m, n), m / patches if n else 0.0)
+        levels = [
+            (least_iou(patches, m, n), chance_iou(patches, m, n), least_ioa(patches, m, n), m / patches if n else 0.0)
             for m, n in pairs.tolist()
         ]
-        levels = np.average(of_sizes, axis=0, weights=counts).tolist()
-        static = all(record.header["kind"] == "prune" and not record.header.get("adaptive") for record in (a, b))
-        least = levels[:2] if static else (None, None)
-        numbers = (*union, least[0], levels[2], *within, least[1], levels[3])
-        rows.append((a.name, b.name, block, len(a), *map(float, sizes.mean(0)), *numbers))
-    return rows
+        iou_least, iou_chance, ioa_least, ioa_chance = np.average(levels, axis=0, weights=counts).tolist()
+        numbers = moments({"iou": iou(*sets), "ioa": ioa(*sets)})
+        yield {
+            **_pair(a, b, block, "kept", sizes.mean(0)),
+            **numbers,
+            "iou_least": iou_least if static else None,
+            "iou_chance": iou_chance,
+            "ioa_least": ioa_least if static else None,
+            "ioa_chance": ioa_chance,
+        }
 
 
-CLUSTERS = (
-    *(*PAIR, "clusters_a", "clusters_b"),
-    *(*columns_of("homogeneity"), *columns_of("completeness"), *columns_of("v_measure"), "v_chance", "ami"),
-)
-CLUSTERS_SHOWN = (*PAIR[:3], "homogeneity", "completeness", *columns_of("v_measure", BAND), "v_chance", "ami")
-
-
-def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
-    """Rows of a pair; homogeneity (Eq. 3) uses the record that keeps more tokens as the truth, so it is first."""
+def _clusters(a: Record, b: Record) -> Iterator[TableRow]:
+    """Yield the rows of a pair; homogeneity (Eq. 3) uses the record that keeps more tokens as the truth, so it is
+    first."""
     a, b = sorted((a, b), key=lambda one: (-sum(len(np.unique(image)) for image in one.labels()[:, -1]), one.name))
     of_a, of_b = a.labels(), b.labels()
-    rows: list[tuple[object, ...]] = []
-    blocks, measures = sorted({*a.blocks, *b.blocks}), (homogeneity, completeness, v_measure)
+    few = np.linspace(0, len(a) - 1, min(len(a), AMI_IMAGES)).astype(int)
     apart = np.arange(of_a.shape[-1], dtype=np.int32)  # each patch is its own cluster
-    pairs = [(_after(of_a, a.blocks, block, apart), _after(of_b, b.blocks, block, apart)) for block in blocks]
-    numbers_of = summary(np.stack([measure(*pair) for pair in pairs for measure in measures], 1))
-    for place, (block, (one, other)) in enumerate(zip(blocks, pairs, strict=True)):
-        numbers = [number for numbers in numbers_of[3 * place : 3 * place + 3] for number in numbers]
-        few = np.linspace(0, len(a) - 1, min(len(a), AMI_IMAGES)).astype(int)
-        dealt = np.random.default_rng(0).permuted(other, axis=-1)  # the same sizes, unrelated to the image
-        chance = float(v_measure(one, dealt).mean())
-        adjusted = float(ami(one[few], other[few]).mean())
+    for block in sorted({*a.blocks, *b.blocks}):
+        one, other = _after(of_a, a.blocks, block, apart), _after(of_b, b.blocks, block, apart)
         ordered = (np.sort(labels, axis=1) for labels in (one, other))
-        sizes = [float(1 + (labels[:, 1:] != labels[:, :-1]).sum(1).mean()) for labels in ordered]
-        rows.append((a.name, b.name, block, len(a), *sizes, *numbers, chance, adjusted))
-    return rows
+        sizes = [1 + (labels[:, 1:] != labels[:, :-1]).sum(1).mean() for labels in ordered]
+        measures = {measure.__name__: measure(one, other) for measure in (homogeneity, completeness, v_measure)}
+        dealt = np.random.default_rng(0).permuted(other, axis=-1)  # the same sizes, unrelated to the image
+        chance, adjusted = float(v_measure(one, dealt).mean()), float(ami(one[few], other[few]).mean())
+        yield {**_pair(a, b, block, "clusters", sizes), **moments(measures), "v_chance": chance, "ami": adjusted}
+
+
+def _pair(a: Record, b: Record, block: int, what: str, sizes: Sequence[Any]) -> TableRow:
+    """The first columns of a row about two records."""
+    named = {"method_a": a.name, "method_b": b.name, "block": block, "images": len(a)}
+    return {**named, f"{what}_a": float(sizes[0]), f"{what}_b": float(sizes[1])}
 
 
 def _after(found: NDArray[Any], blocks: Sequence[int], block: int, start: NDArray[Any]) -> NDArray[Any]:
@@ -404,37 +360,31 @@ def draw_overlap(tables: Tables) -> Any:
 def draw_overlap_blocks(tables: Tables) -> Any:
     """Lines over the blocks: intersection over union with an anchor, one panel per anchor. Bands are 95 % bootstrap
     intervals, dashes lower bounds, dots the overlap of random patches."""
-    return _against(tables, tables["overlap"], "iou", "IoU")
+    return _against(tables, tables["overlap"], "iou")
 
 
 @draws("patterns", "overlap", "Overlap across rates")
 def draw_overlap_rates(tables: Tables) -> Any:
     """Lines over the number of patches kept: the share of a stronger setting's patches that a milder setting of the
     same method keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches."""
-    table = tables["overlap"]
-    same = [row for row in table.records() if method_of(row["method_a"]) == method_of(row["method_b"])]
-    if not same:
+    rows = [row for row in tables["overlap"].records() if method_of(row["method_a"]) == method_of(row["method_b"])]
+    if not rows:
         return None
-    blocks = fullest((row["block"] for row in same), STAGES)
     colour, _ = styles(tables)
-    figure, axes = panels(2 * len(blocks), across=len(blocks), size=(2.3, 2.1), above=0.6)
-    for place, axis in enumerate(axes):
-        measure, block = ("ioa", "iou")[place // len(blocks)], blocks[place % len(blocks)]
-        own: dict[str, list[TableRow]] = defaultdict(list)
-        for row in same:
-            if row["block"] == block:
-                own[method_of(row["method_a"])].append(row)
-        for method, rows in own.items():
-            mildest = max(rows, key=lambda row: row["kept_a"])["method_a"]
-            points = sorted((row for row in rows if row["method_a"] == mildest), key=lambda row: row["kept_b"])
-            given, label = _line(points, measure, "kept_b"), f"{method}, with {short(mildest)}"
-            line(axis, given, colour=colour[mildest], label=label)
+    colour, given = dict(colour), list[Panel]()
+    blocks = fullest((row["block"] for row in rows), STAGES)
+    for (measure, title), block in product((("ioa", "IoA"), ("iou", "IoU")), blocks):
+        lines = {}
+        own = ({**row, "method": method_of(row["method_a"])} for row in rows if row["block"] == block)
+        for method, pairs in grouped(own, "method").items():
+            mildest = max(pairs, key=itemgetter("kept_a"))["method_a"]
+            label = f"{method}, with {short(mildest)}"
+            lines[label], colour[label] = [row for row in pairs if row["method_a"] == mildest], colour[mildest]
+        given.append(Panel(measure, lines, f"{title}, block {block}", "kept_b", "patches kept"))
+    figure, axes = line_panels(given, (colour, dict.fromkeys(colour, "o")), across=len(blocks))
+    for axis in axes:
         axis.set_ylim(-0.02, 1.03)
-        axis.set_xlim(0, 1.05 * max(row["kept_a"] for rows in own.values() for row in rows))
-        axis.set_title(f"{'IoA' if measure == 'ioa' else 'IoU'}, block {block}", fontsize=TITLE)
-    for axis in axes[len(blocks) :]:
-        axis.set_xlabel("patches kept", fontsize=TEXT)
-    names_below(figure, axes)
+        axis.set_xlim(0, 1.05 * max(row["kept_a"] for row in rows))
     return figure
 
 
@@ -456,59 +406,38 @@ def draw_homogeneity(tables: Tables) -> Any:
 def draw_clusters_blocks(tables: Tables) -> Any:
     """Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands are
     95 % bootstrap intervals, dots the level of random clusters."""
-    return _against(tables, tables["clusters"], "v_measure", "NMI")
+    return _against(tables, tables["clusters"], "v_measure")
 
 
-@draws("patterns", "pattern_anchors", "Overlap with every anchor against accuracy")
-def draw_overlap_anchors(tables: Tables) -> Any:
-    """Scatter plots, one panel per anchor: intersection over union of the patches kept at the end with the anchor's,
-    and the difference in accuracy from the anchor. Titles give rank correlations."""
-    return draw_anchors(tables, "pattern_proxies", "pattern_anchors", "iou", "IoU", AT_END)
-
-
-@draws("patterns", "pattern_anchors", "Clusters of every anchor against accuracy")
-def draw_clusters_anchors(tables: Tables) -> Any:
-    """Scatter plots, one panel per anchor: normalised mutual information of the clusters at the end with the anchor's,
-    and the difference in accuracy from the anchor. Titles give rank correlations."""
-    return draw_anchors(tables, "pattern_proxies", "pattern_anchors", "v_measure", "NMI", AT_END)
+@draws("patterns", "pattern_anchors", "Likeness to every anchor against accuracy")
+def draw_pattern_anchors(tables: Tables) -> Any:
+    """Scatter plots, one panel per measure and anchor: intersection over union of the patches kept at the end with the
+    anchor's, or normalised mutual information of the clusters, and the difference in accuracy from the anchor. Titles
+    give rank correlations."""
+    return draw_anchors(tables, "pattern_proxies", "pattern_anchors", LIKENESS, AT_END)
 
 
 def _maps(table: Table, column: str, turned: str, label: str) -> Any:
     """Heat maps per stage: of ``column``, and of ``turned`` for reversed pairs."""
-    rows = table.records()
-    stages = fullest((row["block"] for row in rows), STAGES)
-    maps = [
-        PairMap(f"after block {block}", [row for row in rows if row["block"] == block], column, turned)
-        for block in stages
-    ]
+    rows = grouped(table.records(), "block")
+    stages = fullest(table.column("block"), STAGES)
+    maps = [PairMap(f"after block {block}", rows[block], column, turned) for block in stages]
     return draw_pair_maps(names_of(table), maps, STAGES, label)
 
 
-def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
+def _against(tables: Tables, table: Table, measure: str) -> Any:
     """A panel per anchor with a line for each other record."""
-    names = names_of(table)
-    colour, marker = styles(tables)
-    anchors = names[:ANCHORS] if len(names) > 2 else names[:1]
-    figure, axes = panels(len(anchors), across=3, size=(2.7, 2.2), above=0.4 + 0.17 * len(names))
-    for axis, anchor in zip(axes, anchors, strict=True):
-        pairs: dict[str, list[TableRow]] = defaultdict(list)
-        for row in table.records():
-            if anchor in (row["method_a"], row["method_b"]):
-                pairs[row["method_b"] if row["method_a"] == anchor else row["method_a"]].append(row)
-        for name in sorted(pairs, key=names.index):
-            given = _line(sorted(pairs[name], key=lambda row: row["block"]), measure, "block")
-            line(axis, given, colour=colour[name], marker=marker[name], label=name)
-        axis.set_title(f"with {short(anchor)}", fontsize=TEXT)
+    names, given = names_of(table), list[Panel]()
+    for anchor in names[:ANCHORS] if len(names) > 2 else names[:1]:
+        pairs = [
+            {**row, "method": row["method_b"] if row["method_a"] == anchor else row["method_a"]}
+            for row in table.records()
+            if anchor in (row["method_a"], row["method_b"])
+        ]
+        lines = grouped(sorted(pairs, key=lambda row: names.index(row["method"])), "method")
+        given.append(Panel(measure, lines, f"with {short(anchor)}", label="after block (from 0)"))
+    figure, axes = line_panels(given, styles(tables))
+    for axis in axes:
         axis.set_ylim(-0.02, 1.03)
-        whole_numbers(axis, "after block (from 0)")
-    axes[0].set_ylabel(label, fontsize=TEXT)
-    names_below(figure, axes, names)
+    axes[0].set_ylabel(LIKENESS[measure], fontsize=TEXT)
     return figure
-
-
-def _line(rows: Sequence[TableRow], measure: str, over: str) -> Line:
-    """A measure with its interval, lower bound and chance level, as far as the table has them."""
-    stem = measure.removesuffix("_measure")  # the chance level of the V measure is v_chance
-    names = (over, measure, f"{measure}_low", f"{measure}_high", f"{measure}_least", f"{stem}_chance")
-    columns: list[list[Any]] = [[row.get(name) for row in rows] for name in names]
-    return Line(*columns)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitrim.analysis.families.depth import depth_map
-from vitrim.analysis.family import FamilyResult, Tables, drawn_blocks, draws, methods_with, note_blocks
-from vitrim.analysis.statistics import columns_of, summary
-from vitrim.analysis.subject import EXAMPLES, Observer, Subject, Watch
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, example_maps, note_blocks
+from vitrim.analysis.figures import draws
+from vitrim.analysis.statistics import moments
+from vitrim.analysis.subject import EXAMPLES, Observer, Subject
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
+from vitrim.measure.reducer_calls import ReducerCalls
 from vitrim.plots.charts import short
 from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
-from vitrim.report import Table
 
 IMAGES = 32
-COLUMNS = (
-    *("method", "block", "images", "scored", "kept", "score", "score_std", "score_kept", "score_removed"),
-    *columns_of("persistence"),
-)
-SHOWN = (*COLUMNS[:-4], "persistence")
 
 
 def concordance(a: ArrayLike, b: ArrayLike) -> float:
@@ -58,62 +54,65 @@ def router(subject: Subject) -> FamilyResult:
     patches, and ``NAME/depth`` (E, P), the block before or in which each patch was removed, L if it never was (for
     A-ViT, the depth at which it halts).
     """
-    watched = _Scores.over(subject, subject.methods, subject.batches(IMAGES))
-    found = [watch for watch in watched if watch.scores]
+    observers = {one.name: one.by_block() for one in _Scores.over(subject, subject.methods, subject.batches(IMAGES))}
     result = FamilyResult(images=len(subject.places(IMAGES)))
     result.notes += [
-        f"{watch.name} is left out of router: it does not rank patches" for watch in watched if not watch.scores
+        f"{name} is left out of router: it does not rank patches" for name, blocks in observers.items() if not blocks
     ]
-    if not found:
+    ranked = {name: blocks for name, blocks in observers.items() if blocks}
+    if not ranked:
         result.notes.append("router skipped: it needs a method that ranks patches, such as topk or cropr")
         return result
-    rows: list[tuple[object, ...]] = []
+    rows = list[TableRow]()
     result.arrays["images"] = subject.examples(IMAGES)
-    for watch in found:
-        blocks = sorted(watch.scores)
-        scores = [np.concatenate(watch.scores[block]) for block in blocks]
-        stays = [np.concatenate(watch.stays[block]) for block in blocks]
-        for place, (block, own, left) in enumerate(zip(blocks, scores, stays, strict=True)):
-            ranked = np.isfinite(own)
-            counts = [float(mask.sum() / len(own)) for mask in (ranked, ranked & left)]
-            moments = (float(own[ranked].mean()), float(own[ranked].std()))
-            means = [float(own[mask].mean()) if mask.any() else None for mask in (ranked & left, ranked & ~left)]
-            persistence: tuple[float | None, ...] = (None,) * 4
-            if place + 1 < len(blocks):
-                each = np.array([concordance(*pair) for pair in zip(own, scores[place + 1], strict=True)])
-                each = each[np.isfinite(each)]
-                persistence = summary(each[:, None])[0] if len(each) else persistence
-            rows.append((watch.name, block, len(own), *counts, *moments, *means, *persistence))
-        kept = np.stack([left[:EXAMPLES] for left in stays], 1)
-        depth = depth_map(kept, blocks, subject.num_layers).astype(np.float32)
-        result.arrays[f"{watch.name}/blocks"] = np.array(blocks)
-        result.arrays[f"{watch.name}/scores"] = np.stack([own[:EXAMPLES] for own in scores], 1).astype(np.float32)
-        result.arrays[f"{watch.name}/depth"] = depth
-    note_blocks(result, subject.blocks, {watch.name: watch.scores for watch in found})
-    result.tables.append(Table("router", "Scores by which patches are kept", COLUMNS, rows, SHOWN))
+    for name, blocks in ranked.items():
+        every = [(block, *arrays) for block, arrays in blocks.items()]
+        for (block, scores, stays), following in zip_longest(every, every[1:]):
+            rows.append({"method": name, "block": block, **_numbers(scores, stays, following and following[1])})
+        kept = np.stack([stays[:EXAMPLES] for _, stays in blocks.values()], 1)
+        examples = np.stack([scores[:EXAMPLES] for scores, _ in blocks.values()], 1)
+        result.arrays[f"{name}/blocks"] = np.array(list(blocks))
+        result.arrays[f"{name}/scores"] = examples.astype(np.float32)
+        result.arrays[f"{name}/depth"] = depth_map(kept, list(blocks), subject.num_layers).astype(np.float32)
+    note_blocks(result, subject.blocks, ranked)
+    result.add("router", "Scores by which patches are kept", rows)
     return result
 
 
+def _numbers(scores: Any, stays: Any, following: Any) -> TableRow:
+    """The columns of one block, from scores (I, P), a mask of kept patches, and the scores in the next block."""
+    ranked = np.isfinite(scores)
+    kept, removed = ranked & stays, ranked & ~stays
+    each = [] if following is None else [concordance(*pair) for pair in zip(scores, following, strict=True)]
+    known = [number for number in each if np.isfinite(number)]
+    return {
+        "images": len(scores),
+        "scored": float(ranked.sum() / len(scores)),
+        "kept": float(kept.sum() / len(scores)),
+        "score": float(scores[ranked].mean()),
+        "score_std": float(scores[ranked].std()),
+        "score_kept": float(scores[kept].mean()) if kept.any() else None,
+        "score_removed": float(scores[removed].mean()) if removed.any() else None,
+        **moments({"persistence": known or [np.nan]}),
+    }
+
+
 class _Scores(Observer):
-    """The patch scores of one model, by block."""
+    """Per block, the scores of one model's patches and a mask of those that are kept."""
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
-        self.watch = Watch(self.reduction, scores=True)
-        self.scores: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
-        self.stays: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
+        self.calls = ReducerCalls(self.reduction, scores=True)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
-        for decision in self.watch.take():
-            if decision.scores is not None:
-                scores, stays = decision.on_grid()
-                self.scores[decision.depth].append(scores)
-                self.stays[decision.depth].append(stays)
+        for call in self.calls.take():
+            if call.scores is not None:
+                self.add(call.depth, *call.on_grid())
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
-EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 4, 5
+METHODS_DRAWN, BLOCKS_DRAWN = 4, 5
 
 
 @draws("router", "router", "Scores over the image")
@@ -124,13 +123,9 @@ def draw_router(tables: Tables) -> Any:
     if not arrays:
         return None
     rows = []
-    for name in methods_with(arrays, "scores")[:METHODS_DRAWN]:
-        shown = drawn_blocks(arrays, name, BLOCKS_DRAWN)
-        for example in range(min(EXAMPLES_DRAWN, len(arrays["images"]))):
-            image = arrays["images"][example]
-            grid = grid_of(arrays[f"{name}/depth"].shape[-1], image)
-            scores = arrays[f"{name}/scores"][example]
-            parts = [(f"block {block}", overlay(image, scores[place], grid)) for block, place in shown.items()]
-            depth = overlay(image, arrays[f"{name}/depth"][example], grid, cmap="cividis")
-            rows.append((short(name), [("image", in_colour(image)), *parts, ("depth", depth)]))
+    for name, shown, image, (scores, depth) in example_maps(arrays, ("scores", "depth"), METHODS_DRAWN, BLOCKS_DRAWN):
+        grid = grid_of(len(depth), image)
+        parts = [(f"block {block}", overlay(image, scores[place], grid)) for block, place in shown.items()]
+        last = ("depth", overlay(image, depth, grid, cmap="cividis"))
+        rows.append((short(name), [("image", in_colour(image)), *parts, last]))
     return gallery(rows)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
-from vitrim.analysis.subject import Subject, reduced_blocks
+from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped, names_of
+from vitrim.analysis.figures import Panel, draws, line_of, line_panels, styles
+from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, handle_of
 from vitrim.core.registry import able_host, ask, host_of, input_size_of
@@ -23,22 +23,17 @@ from vitrim.engines.formats.base import DTYPES
 from vitrim.engines.memory import peak_memory_mib
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.measure.inputs import random_images
-from vitrim.measure.latency import Budget, images_per_second, paired_speedup, summarise, time_interleaved
-from vitrim.plots.charts import Line, line
-from vitrim.report import DENSE, Table
+from vitrim.measure.latency import Budget, speed_row, time_interleaved
+from vitrim.measure.reducer_calls import reduced_blocks
+from vitrim.plots.charts import line
+from vitrim.report import DENSE
 from vitrim.style import SMALL, TEXT, names_below, panels
 
 MULTIPLE = 8
 OWN = "own"
 """Label of a model's own number of tokens."""
 BUDGET = Budget(min_rounds=10, min_seconds=0.5, warmup_rounds=2)
-COLUMNS = (
-    *("method", "size", "precision", "kernel", "tokens", "batch_size", "images_per_second", "latency_ms"),
-    *("latency_iqr_ms", "rounds", "speedup", "speedup_q1", "speedup_q3", "peak_memory_mib"),
-)
 AUTOCAST = "autocast"
-Context = Callable[[], AbstractContextManager[Any]]
-SHOWN = tuple(name for name in COLUMNS if name not in ("batch_size", "latency_iqr_ms", "rounds"))
 
 
 def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
@@ -50,92 +45,84 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
     ``speedup`` compares with the dense model at that size, precision and kernel with all its tokens: median and
     quartiles of the ratios within rounds. Memory is the peak of one forward beyond weights and images.
     """
-    result = FamilyResult()
-    own = input_size_of(subject.model)[-1]
-    rows: list[tuple[object, ...]] = []
-    sizes = subject.sizes or (own,)
-    for size in sizes:
+    own, notes, rows = input_size_of(subject.model)[-1], list[str](), list[TableRow]()
+    for size in subject.sizes or (own,):
         model = subject.model if size == own else ask(subject.model).resized(subject.model, size)
         if model is None:
             raise VitrimError(
                 f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
             )
-        variants = list(_variants(model, subject.methods, result.notes if size == sizes[0] else []))
+        variants = dict(_variants(model, subject.methods, notes))
         dtype = next(model.parameters()).dtype
         named = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
         for precision in (named, AUTOCAST) if dtype == torch.float32 else (named,):
             with one_line_errors(f"{size} pixels, {precision}"):
                 rows += _timed(variants, precision, size, subject, budget)
-    result.tables.append(
-        Table("throughput", "Speed, timed in turn; speed-up over the dense model", COLUMNS, rows, SHOWN)
-    )
+    result = FamilyResult(notes=list(dict.fromkeys(notes)))
+    result.add("throughput", "Speed, timed in turn; speed-up over the dense model", rows)
     return result
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """One model to time: a method with a kernel and a variant of token counts."""
-
-    method: str
-    kernel: str
-    tokens: str
-    model: nn.Module
-
-    def called(self, images: Tensor, context: Context) -> object:
-        with context():
-            return self.model(images)
+Variant = tuple[str, str, str]
+"""A method, an attention kernel, and a variant of token counts."""
 
 
-def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Variant]:
+def _variants(
+    model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]
+) -> Iterator[tuple[Variant, nn.Module]]:
     """Every method with every kernel and variant of token counts that it supports, the dense model first."""
-    for number, (kernel, dense) in enumerate(dense_copies(model).items()):
-        left_out = notes if number == 0 else []
+    for kernel, dense in dense_copies(model).items():
         fewer: dict[str, int] = {}
         if (host := able_host(model)) is not None:
             prefix = host.facts(dense).num_prefix
             fewer = {"M": prefix, "M-1": prefix + 1} if prefix else {"M-1": 1}
-        yield _Variant(DENSE, kernel, OWN, dense)
+        yield (DENSE, kernel, OWN), dense
         for tokens, number in fewer.items():
-            yield _Variant(DENSE, kernel, tokens, without_last(shared_copy(dense), number))
+            yield (DENSE, kernel, tokens), without_last(shared_copy(dense), number)
         for method in methods:
             name = method.describe()
-            yield _Variant(name, kernel, OWN, reduced_copy(dense, method))
+            yield (name, kernel, OWN), reduced_copy(dense, method)
             if method.needs().grid:
-                left_out.append(f"{name} is left out of M and M-1 tokens: it needs the whole grid")
+                notes.append(f"{name} is left out of M and M-1 tokens: it needs the whole grid")
             else:
                 for tokens, number in fewer.items():
-                    yield _Variant(name, kernel, tokens, without_last(reduced_copy(dense, method), number))
+                    yield (name, kernel, tokens), without_last(reduced_copy(dense, method), number)
             reduced = reduced_copy(dense, method)
             if align(handle_of(reduced), MULTIPLE):
-                yield _Variant(name, kernel, "aligned", reduced)
+                yield (name, kernel, "aligned"), reduced
             else:
-                left_out.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
+                notes.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
 
 
 def _timed(
-    variants: Sequence[_Variant], precision: str, size: int, subject: Subject, budget: Budget
-) -> list[tuple[object, ...]]:
-    """The rows of one size and precision."""
-    like = next(subject.model.parameters())
-    images = random_images(variants[0].model, subject.batch_size, subject.seed).to(like.device, like.dtype)
-    context: Context = partial(torch.autocast, like.device.type) if precision == AUTOCAST else nullcontext
-    runs = {str(place): partial(variant.called, images, context) for place, variant in enumerate(variants)}
+    variants: Mapping[Variant, nn.Module], precision: str, size: int, subject: Subject, budget: Budget
+) -> Iterator[TableRow]:
+    """Yield the rows of one size and precision."""
+    like, (some, *_) = next(subject.model.parameters()), variants.values()
+    images = random_images(some, subject.batch_size, subject.seed).to(like.device, like.dtype)
+
+    def forward(model: nn.Module) -> None:
+        with torch.autocast(like.device.type, enabled=precision == AUTOCAST):  # it keeps cast weights until its end
+            model(images)
+
     with torch.inference_mode():
-        times = list(time_interleaved(runs, like.device, budget).values())
-        copies = [replace(variant, model=shared_copy(variant.model)) for variant in variants]
-        peaks = [peak_memory_mib(partial(copy.called, images, context), like.device) for copy in copies]
-    dense = {
-        variant.kernel: times[place]
-        for place, variant in enumerate(variants)
-        if (variant.method, variant.tokens) == (DENSE, OWN)
-    }
-    rows: list[tuple[object, ...]] = []
-    for variant, measured, peak in zip(variants, times, peaks, strict=True):
-        latency, ratio = summarise(measured), paired_speedup(dense[variant.kernel], measured)
-        speed = (images_per_second(len(images), latency.p50_ms), latency.p50_ms, latency.iqr_ms, len(measured))
-        setting = (variant.method, size, precision, variant.kernel, variant.tokens, len(images))
-        rows.append((*setting, *speed, ratio.median, ratio.q1, ratio.q3, peak))
-    return rows
+        runs = {"|".join(variant): partial(forward, model) for variant, model in variants.items()}
+        times = dict(zip(variants, time_interleaved(runs, like.device, budget).values(), strict=True))
+        for variant, model in variants.items():
+            method, kernel, tokens = variant
+            row = {"method": method, "size": size, "precision": precision, "kernel": kernel, "tokens": tokens}
+            speed = speed_row(times[variant], times[DENSE, kernel, OWN], len(images), promised=1.0)
+            # of a copy, because this forward would release what the model still holds of its last one
+            peak = peak_memory_mib(partial(forward, shared_copy(model)), like.device)
+            yield {
+                **row,
+                "batch_size": len(images),
+                "images_per_second": speed["images_per_second"],
+                "latency_ms": speed["latency_ms"]["p50"],
+                "latency_iqr_ms": speed["latency_ms"]["iqr"],
+                **{name: speed[name] for name in ("rounds", "speedup", "speedup_q1", "speedup_q3")},
+                "peak_memory_mib": peak,
+            }
 
 
 def without_last(model: nn.Module, number: int) -> nn.Module:
@@ -210,39 +197,47 @@ def draw_throughput(tables: Tables) -> Any:
     the model's own number of tokens, one token per patch (M), one less, and multiples of 8, with the speed-up above
     each."""
     rows, names = tables["throughput"].records(), names_of(tables["throughput"])
-    groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
     sizes = sorted({row["size"] for row in rows})
-    colour, marker = styles(tables)
+    if len(sizes) > 1:
+        return _draw_speedups(tables, sizes)
+    groups, (colour, _) = grouped(rows, "precision", "kernel"), styles(tables)
     figure, axes = panels(len(groups), across=2, size=(4.2, 2.6), above=0.2 + 0.2 * -(-len(names) // 3))
-    for axis, group in zip(axes, groups, strict=True):
-        own = [row for row in rows if (row["precision"], row["kernel"]) == group]
-        axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
-        if len(sizes) > 1:  # with each model's own tokens, at equal distances on the axis
-            found = {(row["method"], row["size"]): row for row in own if row["tokens"] == OWN}
-            for name in names:
-                y = [found[name, size]["speedup"] if (name, size) in found else float("nan") for size in sizes]
-                given = Line(range(len(sizes)), y)
-                line(axis, given, colour=colour[name], marker=marker[name], label=name)
-            rates = [found[names[0], size]["images_per_second"] for size in sizes]  # the dense model comes first
-            labels = [f"{size} px\n{rate:.3g}/s" for size, rate in zip(sizes, rates, strict=True)]
-            axis.set_xticks(range(len(sizes)), labels, fontsize=SMALL)
-            axis.margins(x=0.1)
-            continue
+    for axis, (group, own) in zip(axes, groups.items(), strict=True):
+        axis.set_title(" ".join(group), fontsize=TEXT)
         ticks = dict[float, str]()
-        for place, name in enumerate(names):  # a bar for each number of tokens
-            some = [row for row in own if row["method"] == name]
+        for place, (name, some) in enumerate(grouped(own, "method").items()):  # a bar for each number of tokens
             x = [1.2 * place + (WIDE + 0.04) * number for number, _ in enumerate(some)]
-            heights = [row["images_per_second"] for row in some]
-            axis.bar(x, heights, color=colour[name], width=WIDE, label=name)
-            for left, height, row in zip(x, heights, some, strict=True):
+            axis.bar(x, [row["images_per_second"] for row in some], color=colour[name], width=WIDE, label=name)
+            for left, row in zip(x, some, strict=True):
                 ticks[left] = str(row["tokens"]).replace("aligned", "x 8")
-                note = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": SMALL}
-                axis.annotate(f"{row['speedup']:.2f}", (left, height), **note)
+                _annotate(axis, row, left, (0, 4), ha="center")
         axis.margins(y=0.15)
         axis.set_xticks(list(ticks), list(ticks.values()), fontsize=SMALL)
-    axes[0].set_ylabel("speed-up" if len(sizes) > 1 else "images per second", fontsize=TEXT)
+    axes[0].set_ylabel("images per second", fontsize=TEXT)
     names_below(figure, axes)
     return figure
+
+
+def _draw_speedups(tables: Tables, sizes: Sequence[int]) -> Any:
+    """The speed-up over several sizes, at equal distances on the axis, with each model's own tokens."""
+    rows = [
+        {**row, "place": sizes.index(row["size"])} for row in tables["throughput"].records() if row["tokens"] == OWN
+    ]
+    groups = grouped(rows, "precision", "kernel")
+    given = [Panel("speedup", grouped(own, "method"), " ".join(group), "place", "") for group, own in groups.items()]
+    figure, axes = line_panels(given, styles(tables), across=2)
+    for axis, own in zip(axes, groups.values(), strict=True):
+        rates = {row["size"]: row["images_per_second"] for row in own if row["method"] == DENSE}
+        axis.set_xticks(range(len(sizes)), [f"{size} px\n{rates[size]:.3g}/s" for size in sizes], fontsize=SMALL)
+        axis.margins(x=0.1)
+    axes[0].set_ylabel("speed-up", fontsize=TEXT)
+    return figure
+
+
+def _annotate(axis: Any, row: TableRow, x: float, offset: tuple[int, int], **look: Any) -> None:
+    """Write the speed-up of a row beside its images per second."""
+    place = {"textcoords": "offset points", "xytext": offset, "fontsize": SMALL}
+    axis.annotate(f"{row['speedup']:.2f}", (x, row["images_per_second"]), **place, **look)
 
 
 @draws("throughput", "throughput", "Speed of M tokens and of one less")
@@ -250,33 +245,25 @@ def draw_one_token_less(tables: Tables) -> Any:
     """Images per second over the size of the images, on logarithmic axes, one panel per precision and attention kernel:
     solid with one token per patch, dotted with one token less. Numbers are speed-ups over the dense model."""
     rows, names = tables["throughput"].records(), names_of(tables["throughput"])
-    groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
-    if len({row["size"] for row in rows}) < 2:  # `draw_throughput` shows these as bars
+    sizes = sorted({row["size"] for row in rows})
+    if len(sizes) < 2:  # `draw_throughput` shows these as bars
         return None
     most = "M" if any(row["tokens"] == "M" for row in rows) else OWN  # the same without a class token
-    colour, marker = styles(tables)
+    groups, (colour, marker) = grouped(rows, "precision", "kernel"), styles(tables)
     figure, axes = panels(len(groups), across=2, size=(4.2, 3.0), above=0.2 + 0.2 * -(-len(names) // 3))
-    for axis, group in zip(axes, groups, strict=True):
-        axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
-        for name in names:
-            for tokens in (most, "M-1"):
-                wanted = (*group, name, tokens)
-                own = [row for row in rows if tuple(row[key] for key in KEYS) == wanted]
-                own.sort(key=lambda row: row["size"])
+    for axis, (group, own) in zip(axes, groups.items(), strict=True):
+        axis.set_title(" ".join(group), fontsize=TEXT)
+        for (name, tokens), some in grouped(own, "method", "tokens").items():
+            if tokens in (most, "M-1"):
                 label = name if tokens == most else f"_{name}, one token less"
-                given = Line([row["size"] for row in own], [row["images_per_second"] for row in own])
+                given = line_of(some, "images_per_second", "size")
                 drawn = line(axis, given, colour=colour[name], marker=marker[name], label=label)
                 drawn.set_linestyle("-" if tokens == most else ":")
-                for row in own:
-                    beside = {"textcoords": "offset points", "xytext": (4, 3), "fontsize": SMALL}
-                    axis.annotate(f"{row['speedup']:.2f}", (row["size"], row["images_per_second"]), **beside)
-        sizes = sorted({row["size"] for row in rows})
+                for row in some:
+                    _annotate(axis, row, row["size"], (4, 3))
         axis.set(xscale="log", yscale="log")
         axis.set_xticks(sizes, [f"{size} px" for size in sizes], fontsize=SMALL)
         axis.minorticks_off()
     axes[0].set_ylabel("images per second", fontsize=TEXT)
     names_below(figure, axes)
     return figure
-
-
-KEYS = ("precision", "kernel", "method", "tokens")

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, methods_with
-from vitrim.analysis.subject import Observer, Subject, Watch, reduced_blocks
+from vitrim.analysis.family import FamilyResult, TableRow, Tables
+from vitrim.analysis.figures import draws
+from vitrim.analysis.subject import Observer, Subject
 from vitrim.core.method import MethodConfig
 from vitrim.core.saving import read_reduction
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
+from vitrim.measure.reducer_calls import ReducerCalls, reduced_blocks
 from vitrim.plots.charts import colour_bar, short
-from vitrim.report import Table
 from vitrim.style import SMALL, panels
 
 POINTS = 5000
 PERPLEXITY = 30
-COLUMNS = ("method", "fusion", "block", "images", "points", "silhouette_tokens", "silhouette_map")
 ALL = "all"
 
 
@@ -47,36 +46,35 @@ def tsne(subject: Subject) -> FamilyResult:
     """
     from sklearn.manifold import TSNE
 
-    result, rows = FamilyResult(), list[tuple[object, ...]]()
+    result, rows = FamilyResult(), list[TableRow]()
     for method in subject.methods:
         if not isinstance(method, Rejoins):
             continue
-        forms = own_forms(subject, method) if subject.beside else method.rejoining()
+        name, forms = method.describe(), own_forms(subject, method) if subject.beside else method.rejoining()
         if not method.traits.training_free and subject.learned is None:
-            result.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
+            result.notes.append(f"{name} has not learned its routers: it prunes at random")
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
         most = POINTS // max(blocks, 1)
-        watched = _Pruned.over(subject, list(forms.values()), subject.batches(most))
+        observers = _Pruned.over(subject, list(forms.values()), subject.batches(most))
         result.images = len(subject.places(most))
-        for fusion, one in zip(forms, watched, strict=True):
-            parts = [np.concatenate(one.parts[block]) for block in sorted(one.parts)]
-            tokens = np.concatenate(parts) if parts else np.zeros((0, 1))
-            labels = np.repeat(sorted(one.parts), [len(part) for part in parts])
-            if len(tokens) <= 3 * PERPLEXITY:
-                result.notes.append(
-                    f"tsne needs more than {3 * PERPLEXITY} points, got {len(tokens)}: give more images"
-                )
+        for fusion, observer in zip(forms, observers, strict=True):
+            parts = {block: tokens for block, (tokens,) in observer.by_block().items() if len(tokens)}
+            labels = np.repeat(list(parts), list(map(len, parts.values())))
+            if len(labels) <= 3 * PERPLEXITY:
+                needed = f"tsne needs more than {3 * PERPLEXITY} points"
+                result.notes.append(f"{needed}, got {len(labels)}: give more images")
                 break
-            made = TSNE(perplexity=PERPLEXITY, init="pca", random_state=subject.seed % 2**32)
-            points = np.asarray(made.fit_transform(tokens), dtype=np.float64)
-            numbers = [silhouettes(space, labels) for space in (tokens, points)]
-            for place, block in enumerate((ALL, *np.unique(labels).tolist())):
-                share = len(labels) if block == ALL else int((labels == block).sum())
-                rows.append((method.describe(), fusion, block, result.images, share, *(n[place] for n in numbers)))
-            prefix = f"{method.describe()}/{fusion}"
-            result.arrays |= {f"{prefix}/points": points.astype(np.float32), f"{prefix}/blocks": labels}
-    if rows:
-        result.tables.append(Table("tsne", "Separation of pruned tokens by the block that pruned", COLUMNS, rows))
+            tokens = np.concatenate(list(parts.values()))
+            mapping = TSNE(perplexity=PERPLEXITY, init="pca", random_state=subject.seed % 2**32)
+            points = np.asarray(mapping.fit_transform(tokens), dtype=np.float64)
+            numbers = zip((ALL, *parts), *(silhouettes(space, labels) for space in (tokens, points)), strict=True)
+            for block, of_tokens, on_map in numbers:
+                share = len(labels if block == ALL else parts[block])
+                row = {"method": name, "fusion": fusion, "block": block, "images": result.images, "points": share}
+                rows.append({**row, "silhouette_tokens": of_tokens, "silhouette_map": on_map})
+            result.arrays[f"{name}/{fusion}/points"] = points.astype(np.float32)
+            result.arrays[f"{name}/{fusion}/blocks"] = labels
+    result.add("tsne", "Separation of pruned tokens by the block that pruned", rows)
     if not result.tables and not result.notes:
         result.notes.append("tsne skipped: it needs a method whose pruned tokens come back, such as cropr")
     return result
@@ -121,8 +119,7 @@ class _Pruned(Observer):
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
-        self.watch = Watch(self.reduction, scores=True)
-        self.parts: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        self.calls = ReducerCalls(self.reduction, scores=True)
         self.tokens: Tensor | None = None
         reduced_blocks(self.reduction)[-1].register_forward_hook(self._note)
 
@@ -138,14 +135,14 @@ class _Pruned(Observer):
         found = tokens.double().cpu().numpy()
         place = np.arange(state.initial_patches) if by_place else (state.source[:, p:] - p).cpu().numpy()
         place = np.broadcast_to(place, (len(batch), state.initial_patches))
-        for decision in self.watch.take():
-            if decision.scores is None or decision.assignment is None:
+        for call in self.calls.take():
+            if call.scores is None or call.assignment is None:
                 continue
-            scores, stays = decision.on_grid()
+            scores, stays = call.on_grid()
             scores[stays] = np.nan
             some = np.isfinite(scores).any(1)
             best = np.where(np.isfinite(scores), scores, -np.inf).argmax(1)
-            self.parts[decision.depth].append(found[images, place[images, best]][some])
+            self.add(call.depth, found[images, place[images, best]][some])
 
 
 # ---- figure ----------------------------------------------------------------------------------------------------------
@@ -158,12 +155,12 @@ def draw_tsne(tables: Tables) -> Any:
     arrays = tables.arrays.get("tsne")
     if not arrays:
         return None
-    found = {
+    overall = {
         (row["method"], row["fusion"]): row["silhouette_tokens"]
         for row in tables["tsne"].records()
-        if row["block"] == "all"
+        if row["block"] == ALL
     }
-    names = methods_with(arrays, "points")
+    names = [name.removesuffix("/points") for name in arrays if name.endswith("/points")]
     blocks = [arrays[f"{name}/blocks"] for name in names]
     limits = {"vmin": min(own.min() for own in blocks), "vmax": max(own.max() for own in blocks)}
     figure, axes = panels(len(names), across=2, size=(3.4, 3.2), above=0.1)
@@ -171,7 +168,7 @@ def draw_tsne(tables: Tables) -> Any:
         points = arrays[f"{name}/points"]
         drawn = axis.scatter(*points.T, c=own, cmap="viridis", s=5, linewidths=0, **limits)
         method, _, fusion = name.rpartition("/")
-        number = found.get((method, fusion))
+        number = overall.get((method, fusion))
         silhouette = "" if number is None else f"\nsilhouette {number:.2f}"
         axis.set_title(f"{short(method)}, {fusion.replace('_', ' ')}{silhouette}", fontsize=SMALL)
         axis.set(xticks=[], yticks=[])
