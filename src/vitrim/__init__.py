@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from vitrim.measure.compare import compare
     from vitrim.measure.evaluation import evaluate
     from vitrim.measure.export import export
-    from vitrim.measure.inputs import DataSpec, open_data
+    from vitrim.measure.inputs import DataSpec, JudgedData, ScoredData, open_data
     from vitrim.measure.latency import Budget
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from vitrim.results import FileResults, Pictures, Results, ScoredResults
     from vitrim.training.running import Running
     from vitrim.training.train import train
-    from vitrim.tuning.optimize import JudgedData, optimize
+    from vitrim.tuning.optimize import optimize
     from vitrim.tuning.search import SearchSpec
     from vitrim.tuning.tune import train_grid, tune, tune_grid
 
@@ -165,7 +165,7 @@ _NAMES = {
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("ModelSpec", "PlacedModel", "ScoredModel", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),
-    "vitrim.measure.inputs": ("DataSpec", "ScoredData", "open_data"),
+    "vitrim.measure.inputs": ("DataSpec", "JudgedData", "ScoredData", "open_data"),
     "vitrim.measure.latency": ("Budget",),
     "vitrim.engines.prefill": ("Prompt",),
     "vitrim.measure.profile": ("profile",),
@@ -176,7 +176,7 @@ _NAMES = {
     "vitrim.measure.compare": ("compare",),
     "vitrim.training.running": ("Running",),
     "vitrim.training.train": ("train",),
-    "vitrim.tuning.optimize": ("JudgedData", "optimize"),
+    "vitrim.tuning.optimize": ("optimize",),
     "vitrim.tuning.search": ("SearchSpec",),
     "vitrim.tuning.tune": ("train_grid", "tune", "tune_grid"),
 }

@@ -84,9 +84,14 @@ def check_installed(what: str, *packages: str, extra: str | None = None) -> None
     """
     missing = next((package for package in packages if find_spec(package) is None), None)
     if missing is not None:
-        extra = extra or EXTRAS.get(missing)
-        install = f"pip install {missing}" if extra is None else f"pip install 'vitrim[{extra}]'"
-        raise MissingPackageError(f"{what} needs the package '{missing}': {install}")
+        raise not_installed(what, missing, extra)
+
+
+def not_installed(what: str, package: str, extra: str | None = None) -> MissingPackageError:
+    """The error of `check_installed` for a package whose absence another library tells."""
+    extra = extra or EXTRAS.get(package)
+    install = f"pip install {package}" if extra is None else f"pip install 'vitrim[{extra}]'"
+    return MissingPackageError(f"{what} needs the package '{package}': {install}")
 
 
 class DataError(VitrimError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.checked import Natural, Positive, Refined, checked
@@ -80,6 +81,24 @@ class ScoredData(DataSpec):
     protocol: Mapping[str, Any] | None = None
     batch_size: Positive = 32
     workers: Natural = 0
+
+
+JUDGED = 30
+"""Fewest images to judge losses on: ten for each third."""
+
+
+@checked
+class JudgedData(DataSpec):
+    """Images that losses are judged on.
+
+    Attributes:
+        labels: the labels are classes of the model.
+        few: accept fewer images than a result can be detected on.
+    """
+
+    limit: Annotated[int, Field(ge=JUDGED)] | None = None
+    labels: bool = True
+    few: bool = False
 
 
 def open_data(

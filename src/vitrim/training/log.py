@@ -22,7 +22,7 @@ from accelerate.tracking import (
 )
 from accelerate.utils import LoggerType
 
-from vitrim.errors import VitrimError, check_installed, check_known, first_line
+from vitrim.errors import VitrimError, check_known, first_line, not_installed
 from vitrim.files import json_text, replaced, whole_lines
 from vitrim.weights import EVALUATIONS, UPDATES
 
@@ -151,7 +151,7 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
             continue
         check_known("tracker", name, LOGGER_TYPE_TO_CLASS)
         if name in missing:
-            check_installed("logging", name)
+            raise not_installed("logging", name)  # its package may have another name, which accelerate knows
 
 
 def start_trackers(

@@ -20,14 +20,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import torch
-from pydantic import Field
 from torch import nn
 
 from vitrim import style
-from vitrim.checked import Positive, checked, checked_call
+from vitrim.checked import Positive, checked_call
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods
@@ -43,7 +42,7 @@ from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.compare import SCORED_ON_ENGINES
 from vitrim.measure.evaluation_report import doubts
 from vitrim.measure.identity import identity, weights_fingerprint
-from vitrim.measure.inputs import EMBEDDING, DataSpec, open_images, task_name
+from vitrim.measure.inputs import EMBEDDING, JUDGED, DataSpec, JudgedData, open_images, task_name
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.store import Store
@@ -58,9 +57,6 @@ from vitrim.tuning.space import Space, quiet
 
 IMAGES = 3 * 512
 """Default limit of images: 512 each for racing, choosing and checking."""
-
-LEAST = 30
-"""Fewest images for a meaningful result."""
 
 
 @dataclass(repr=False)
@@ -85,20 +81,6 @@ class OptimizeReport(Report):
         yield from self.tables
         yield from self.notes
         yield self.sentence
-
-
-@checked
-class JudgedData(DataSpec):
-    """Images that losses are judged on.
-
-    Attributes:
-        labels: the labels are classes of the model.
-        few: accept fewer images than a result can be detected on.
-    """
-
-    limit: Annotated[int, Field(ge=LEAST)] | None = None
-    labels: bool = True
-    few: bool = False
 
 
 @checked_call
@@ -289,8 +271,8 @@ def _open(
         dataset = open_images(model, read)
     if task.name not in SCORED_ON_ENGINES:
         raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
-    if len(dataset) < LEAST:
-        raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
+    if len(dataset) < JUDGED:
+        raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {JUDGED} are needed: ten for each third")
     for config in wanted or ():
         if not config.traits.training_free:
             raise VitrimError(
