@@ -93,6 +93,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
 
 
 def test_missing_package_is_one_line(monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     assert exit_code(monkeypatch, "demo", "--out", tmp_path / "none") == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: the demo needs")

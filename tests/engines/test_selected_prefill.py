@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,7 @@ from tiny_other_vlms import OTHERS
 from tiny_vlms import IMAGE, VLMS
 from vitrim.cli import app
 from vitrim.core.registry import selectors
-from vitrim.engines.copies import reduced_copy
 from vitrim.engines.prefill import Prefill
-from vitrim.hosts.transformers import vlm_prompt
-from vitrim.measure import stopwatch
-from vitrim.selectors.fastervlm import FasterVLM
 
 
 @pytest.fixture(scope="module")
@@ -104,48 +99,6 @@ def test_an_answer_is_counted_and_its_cache(llava: Any) -> None:
     table = report.tables[-1].cells()
     assert table[0][-4:] == ("decoding", "total", "MACs saved %", "KV cache MiB")
     assert report.tables[-1].title.endswith("32 tokens of text and 1 image, and an answer of 3".replace("32", "5"))
-
-
-class Ticking:
-    """A clock that modules put forward."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def takes(self, seconds: float) -> Callable[..., None]:
-        def tick(*args: Any) -> None:
-            self.now += seconds
-
-        return tick
-
-
-@pytest.mark.parametrize("number", [0, 3])
-def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that says when each module ran; attention of the tower that is looked at counts as choosing."""
-    clock = Ticking()
-    monkeypatch.setattr(stopwatch, "time", clock)
-    prefill = Prefill(VLMS["llava"].create(), text=5, select="fastervlm:tokens=9", new_tokens=number)
-    few = reduced_copy(prefill, "none")
-    model: Any = few.model
-    model.model.vision_tower.get_submodule("embeddings").register_forward_hook(clock.takes(1))
-    model.model.multi_modal_projector.linear_2.register_forward_hook(clock.takes(10))
-    model.model.language_model.layers[1].register_forward_hook(clock.takes(100))
-    model.lm_head.register_forward_hook(clock.takes(1000))
-    select, attended, tick = FasterVLM.select, vlm_prompt.attended, clock.takes(0.25)
-    monkeypatch.setattr(FasterVLM, "select", lambda self, seen: (tick(), select(self, seen))[1])
-    monkeypatch.setattr(vlm_prompt, "attended", lambda *given: (tick(), attended(*given))[1])
-    image = torch.randn(1, *prefill.shape)
-    with stopwatch.Stopwatch(few, lambda: few(image), "cpu") as watch, torch.inference_mode():
-        watch()
-        watch()
-    parts = {"tower": 1e3, "selection": 500.0, "language model": 1.1e6, "rest": 1e4}
-    assert watch.medians(2) == parts | ({"decoding": 2.2e6} if number else {})
-    watch.rounds.clear()
-    few(image)  # without hooks
-    assert not watch.rounds
 
 
 def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
