@@ -18,10 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import yaml
-
-from vitrim.checked import Refined, Seed, checked, one_line_of
+from vitrim.checked import Refined, Seed, Stored, checked, one_line_of
 from vitrim.errors import VitrimError, check_installed, check_known, first_line, unknown
+from vitrim.files import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -494,9 +493,9 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     for name in (WEIGHTS_FILE, RECIPE, RESULT):
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
-    recipe = _recipe(folder)
-    given = {key: value for key, value in recipe["model_options"].items() if not key.endswith("_rate")}
-    model: Any = create_model(recipe["model"], options={**given, **options}, device=torch.get_default_device())
+    recipe = _RunRecipe.of(read_yaml(folder / RECIPE), folder / RECIPE)
+    given = {key: value for key, value in (recipe.model_options or {}).items() if not key.endswith("_rate")}
+    model: Any = create_model(recipe.model, options={**given, **options}, device=torch.get_default_device())
     load = load_checkpoint if "num_classes" in options else load_host  # an explicit number must fit
     load(model, folder / WEIGHTS_FILE)
     del model.vitrim_origin  # that of the model without its run
@@ -504,22 +503,13 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def _recipe(run: Path) -> Options:
-    from vitrim.weights import RECIPE
+class _RunRecipe(Stored):
+    """What is read of the recipe of a run."""
 
-    file = run / RECIPE
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # ValueError: an invalid date
-        raise VitrimError(f"cannot read {file}: {' '.join(str(error).split())}") from None
-    found = values if isinstance(values, dict) else {}
-    if found.get("model_options") is None:
-        found["model_options"] = {}
-    options = found["model_options"]
-    named = isinstance(options, dict) and all(isinstance(key, str) for key in options)
-    if not isinstance(found.get("model"), str) or not named:
-        raise VitrimError(f"{file} is not the recipe of a run: it must name a model, and its model_options by name")
-    return found
+    model: str
+    model_options: Options | None = None
+    data_options: Options | None = None
+    protocol: Options | None = None
 
 
 def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Protocol, Options]:
@@ -542,16 +532,15 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
     from vitrim.weights import RECIPE
 
     library, _, name = model.partition(":")
-    recipe: Options = {}
-    if library in ("run", "vitrim"):
-        recipe = _recipe(Path(name).expanduser() if library == "run" else folder(name))
-    protocol, options = recipe.get("protocol", {}), recipe.get("data_options") or {}
-    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
-        raise VitrimError(f"{RECIPE} of {model}: its data_options are options by name")
-    with one_line_of(f"{RECIPE} of {model}: protocol", Protocol):
-        made = Protocol.model_validate(protocol)
+    if library not in ("run", "vitrim"):
+        recipe, file = _RunRecipe(model=name), Path()
+    else:
+        file = (Path(name).expanduser() if library == "run" else folder(name)) / RECIPE
+        recipe = _RunRecipe.of(read_yaml(file), file)
+    with one_line_of(f"{file}: protocol", Protocol):
+        made = Protocol.model_validate(recipe.protocol or {})
     with one_line_of("protocol", Protocol):
-        return Protocol.model_validate({**made.model_dump(), **(changes or {})}), options
+        return Protocol.model_validate({**made.model_dump(), **(changes or {})}), recipe.data_options or {}
 
 
 def has_weights(folder: Path) -> bool:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from vitrim.errors import VitrimError, check_known, first_line
-from vitrim.files import save_file
+from vitrim.checked import Stored
+from vitrim.errors import VitrimError, check_known
+from vitrim.files import read_json, read_yaml, save_file
 from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
 
 __all__ = ["CLASSES", "class_names", "export", "folder", "reached", "references", "result"]
@@ -71,8 +71,11 @@ def reached(name: str) -> dict[str, Any]:
 
 def result(run: Path) -> dict[str, Any]:
     """Scores of the finished run in a folder."""
-    found: dict[str, Any] = json.loads((run / RESULT).read_text())
-    return found
+    return dict(read_json(run / RESULT))
+
+
+class _Learned(Stored):
+    classes: list[str] | None = None
 
 
 def class_names(checkpoint: Path) -> list[str] | None:
@@ -87,14 +90,7 @@ def class_names(checkpoint: Path) -> list[str] | None:
     run = checkpoint.parent if checkpoint.name == WEIGHTS_FILE else checkpoint
     if not (run / RESULT).is_file():
         return None
-    try:
-        found = result(run)
-    except (OSError, ValueError, RecursionError) as error:
-        raise VitrimError(f"cannot read {run / RESULT}: {first_line(error)}") from None
-    names = found.get(CLASSES) if isinstance(found, dict) else None
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise VitrimError(f"cannot read {run / RESULT}: its {CLASSES} are no list of names")
-    return names
+    return _Learned.of(read_json(run / RESULT), run / RESULT).classes
 
 
 def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
@@ -121,7 +117,7 @@ def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
             )
     if folder.exists():
         raise VitrimError(f"{folder} exists: name a new folder")
-    recipe = yaml.safe_load((run / RECIPE).read_text(encoding="utf-8"))
+    recipe = read_yaml(run / RECIPE)
     model, method = recipe["model"], recipe["method"]
     if method != "none" or model == f"vitrim:{folder.name}":
         raise VitrimError(f"a reference is a dense model of its own, not {model} under {method}")
