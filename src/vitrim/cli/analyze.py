@@ -19,7 +19,6 @@ from vitrim.cli.options import (
     Setup,
     Weights,
     Workers,
-    parse_methods,
     whole_numbers,
 )
 from vitrim.cli.output import Output
@@ -109,6 +108,8 @@ def analyze(
     it from the records, without model or data. If the pass is interrupted, the partial results are analysed.
     """
     with progress("loading the analysis"):
+        from vitrim.core.registry import parse_methods
+
         configs = parse_methods(methods or ())
         from vitrim.analysis.analyze import analyze as run
         from vitrim.analysis.analyze import analyze_records, compare_analyses

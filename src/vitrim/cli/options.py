@@ -22,7 +22,6 @@ from vitrim.cli.help import IMAGES, MACHINE, MODEL, OPTIONS
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.core.method import MethodConfig
     from vitrim.engines.exported import Exported
     from vitrim.engines.prefill import Prompt
     from vitrim.measure.inputs import DataSpec, ScoredData
@@ -64,13 +63,6 @@ Preprocess = Annotated[
     bool, typer.Option("--preprocess", help="input: uint8 images (batch, height, width, 3), normalised in the graph")
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="number of images, spread evenly over all")]
-
-
-def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
-    """Parse the methods of the command line."""
-    from vitrim.core import registry
-
-    return registry.parse_methods(texts)
 
 
 def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +22,6 @@ from vitrim.cli.options import (
 from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 from vitrim.progress import progress
-
-if TYPE_CHECKING:
-    pass
 
 PICTURES = Path("pictures")
 

@@ -12,7 +12,7 @@ import typer
 from vitrim.cli import listing
 from vitrim.cli.options import MAX_BATCH, Setup, Threads, Workers
 from vitrim.cli.output import Output, resumable
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_known
 from vitrim.progress import progress
 from vitrim.report import Table
 from vitrim.report import show as print_report
@@ -158,13 +158,14 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
 
 def _show(resolved: Resolved, output: Output) -> None:
     """Print the values of a recipe, after a check of its method, model and optimiser."""
+    from timm.optim import list_optimizers
+
     from vitrim.core.registry import parse_method
     from vitrim.loading import check_name
-    from vitrim.training.optim import check_optimizer
 
     parse_method(resolved.recipe.method)
     check_name(resolved.recipe.model)
-    check_optimizer(resolved.recipe.optimizer.name)
+    check_known("optimizer", resolved.recipe.optimizer.name, list_optimizers())
     rows = [(name, "null" if value is None else str(value), origin) for name, value, origin in resolved.rows()]
     columns = ("key", "value", "from")
     output.console().print(Table("", f"Recipe {resolved.name}", columns, rows, text_columns=3))

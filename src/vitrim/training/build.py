@@ -46,9 +46,6 @@ QUERY_KEY = (0.7, 0.7)
 VALUE_PROJECTION = (0.4, -0.4)
 """Weights of noise and identity in a mimetic initialisation, section 4 of the paper."""
 
-STREAMED = {"image_column", "label_column"}
-"""Data options of a stream."""
-
 
 def build_trainer(
     resolved: Resolved,
@@ -174,9 +171,6 @@ def _stream(recipe: Recipe, data: Any) -> ImageStream:
     """The training images, from front to back."""
     if not isinstance(data, str | Path):
         raise VitrimError("stream=true reads files: give their place, or set stream=false")
-    unknown = sorted(set(recipe.data_options) - STREAMED)
-    if unknown:
-        raise VitrimError(f"data_options: a stream has no {', '.join(unknown)}; it has: {', '.join(sorted(STREAMED))}")
     return stream_images(data, split=recipe.split, **recipe.data_options)
 
 
