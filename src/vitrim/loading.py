@@ -155,7 +155,6 @@ def _errors_of_libraries() -> tuple[type[Exception], ...]:
 
 
 def _said(error: Exception) -> str:
-    """The message of a library's error; for an `OSError`, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return first_line(error)
@@ -257,7 +256,6 @@ def creator(name: str) -> tuple[Creator, str]:
 
 
 def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """A model of timm, or of vitrim's models, which are registered with timm."""
     import timm
 
     _check_timm_name(name)
@@ -450,22 +448,7 @@ def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.
     return KINDS[kind](partial(create, own_name), pretrained, options)
 
 
-def load_reference(name: str, **options: Any) -> nn.Module:
-    """A reference model with its weights, float32, in eval mode.
-
-    Args:
-        name: one of `vitrim.models.references.references`.
-        options: as of `load_run`.
-
-    Raises:
-        VitrimError: no such checkpoint, or the options change names or shapes of its weights.
-
-    Example:
-        >>> import torch
-        >>> model = load_reference("cifar10_vit")
-        >>> model(torch.zeros(1, 3, 32, 32)).shape
-        torch.Size([1, 10])
-    """
+def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     from vitrim.models.references import folder
 
     return load_run(folder(name), **options)
@@ -561,7 +544,7 @@ LIBRARIES: dict[str, Creator] = {
     "hf": hf_model,
     "open_clip": open_clip_model,
     # these two always include their weights
-    "vitrim": lambda name, pretrained, options: load_reference(name, **options),
+    "vitrim": reference_model,
     "run": lambda folder, pretrained, options: load_run(Path(folder).expanduser(), **options),
     "segmenter": partial(dense_model, "segmenter"),
     "vitdet": partial(dense_model, "vitdet"),
@@ -635,7 +618,6 @@ class ModelSpec(Refined):
 
     @property
     def named(self) -> bool:
-        """True if the model is a name."""
         return isinstance(self.model, str)
 
     def load(self, device: str | torch.device | None = None) -> Loaded:

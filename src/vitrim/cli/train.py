@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Setup):
-    """Options of a run that do not affect the trained weights."""
-
     out: Annotated[Path, typer.Option(help="folder of checkpoints, logs and weights")] = Path("runs/train")
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint in --out")] = False
     workers: Workers = 0
@@ -41,16 +39,12 @@ class Run(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Setup):
-    """The device and the threads of a run."""
-
     device: Annotated[str | None, typer.Option(help="cpu; default: what accelerate finds")] = None
     threads: Threads = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Setup):
-    """Changes of the recipe with their own options."""
-
     model: Annotated[str | None, typer.Option(help="the model, as for `vitrim eval`; same as model=NAME")] = None
     method: Annotated[
         list[str] | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
@@ -60,7 +54,6 @@ class RecipeOptions(Setup):
     ] = None
 
     def before(self, changes: list[str] | None) -> list[str]:
-        """All changes, beginning with these options."""
         if self.method is not None and len(self.method) > 1:
             raise VitrimError(f"a run trains one method, got {len(self.method)}: {', '.join(self.method)}")
         own = {**vars(self), "method": None if self.method is None else self.method[0]}

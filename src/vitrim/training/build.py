@@ -119,7 +119,6 @@ def _about(asked: Recipe, recipe: Recipe, data: Any, train_data: Any, eval_data:
 
 
 def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
-    """The devices, processes and precision of a run."""
     many = DistributedDataParallelKwargs()
     return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[many])
 
@@ -168,7 +167,6 @@ def _images(recipe: Recipe, data: Any, split: str | None) -> Data:
 
 
 def _stream(recipe: Recipe, data: Any) -> ImageStream:
-    """The training images, from front to back."""
     if not isinstance(data, str | Path):
         raise VitrimError("stream=true reads files: give their place, or set stream=false")
     return stream_images(data, split=recipe.split, **recipe.data_options)

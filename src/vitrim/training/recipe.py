@@ -425,7 +425,6 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def _shipped(name: str) -> Path:
-    """The file of a recipe in the package."""
     known = recipes()
     if name in known:
         return known[name]

@@ -164,7 +164,6 @@ class Entries:
                     self.refuse(number, field, f"one of its own, {self.what} {earlier} has this one")
 
     def refuse(self, number: int, field: str, valid: str) -> NoReturn:
-        """Raise the error of one entry."""
         row = self.rows[number]
         found = f"has {field} {shown(row[field])}" if field in row else f"has no {field}"
         raise DataError(f"{self.where(number)} {found}; valid: {valid}")
