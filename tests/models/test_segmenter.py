@@ -269,7 +269,7 @@ BAD: list[tuple[str, dict[str, object], str]] = [
     (f"segmenter:{VIT}", {"num_classes": 0}, "num_classes=0"),
     (f"segmenter:{VIT}", {"decoder": "upernet"}, "decoder=upernet: must be 'linear' or 'mask_tr"),
     (f"segmenter:{VIT}", {"decoder_layers": 1}, "decoder_layers goes with decoder=mask_transformer"),
-    (f"segmenter:{VIT}", {"decoder_tokens": "some"}, "unknown decoder_tokens 'some'"),
+    (f"segmenter:{VIT}", {"decoder_tokens": "some"}, "decoder_tokens=some: must be 'all' or 'merged'"),
     (f"segmenter:{VIT}", {"decoder": "mask_transformer", "decoder_heads": 5}, "5 heads .* 192 chan"),
     (f"segmenter:{VIT}", {"decoder": "mask_transformer", "decoder_dropout": 2}, "number from 0 to 1"),
     (f"segmenter:{VIT}", {"nonsense": 1}, "unexpected keyword argument 'nonsense'"),

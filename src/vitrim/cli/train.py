@@ -158,7 +158,7 @@ def _show(resolved: Resolved, output: Output) -> None:
 
     parse_method(resolved.recipe.method)
     check_name(resolved.recipe.model)
-    check_known("optimizer", resolved.recipe.optimizer.name, list_optimizers())
+    check_known("optimizer", resolved.recipe.optimizer.name, list_optimizers())  # type: ignore[arg-type]
     rows = [(name, "null" if value is None else str(value), origin) for name, value, origin in resolved.rows()]
     columns = ("key", "value", "from")
     output.console().print(Table("", f"Recipe {resolved.name}", columns, rows, text_columns=3))

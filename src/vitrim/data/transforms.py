@@ -62,11 +62,8 @@ def eval_transform(model: nn.Module, *, in_patches: bool = True) -> Transform:
 
     made = create_transform(
         input_size=(preprocessing.channels, *preprocessing.size),
-        interpolation=preprocessing.interpolation,
-        mean=preprocessing.mean,
-        std=preprocessing.std,
         crop_pct=preprocessing.crop_share,
-        crop_mode=preprocessing.crop_mode,
+        **{name: getattr(preprocessing, name) for name in ("interpolation", "mean", "std", "crop_mode")},
     )
     return _Converted("L" if preprocessing.channels == 1 else "RGB", made)
 

@@ -41,7 +41,7 @@ class SegmenterOptions(Checked):
 
     num_classes: Positive = ADE20K
     decoder: Literal["linear", "mask_transformer"] = "linear"
-    decoder_tokens: str = "all"
+    decoder_tokens: Literal["all", "merged"] = "all"
     decoder_layers: Number = None
     decoder_width: Number = None
     decoder_heads: Number = None
