@@ -127,7 +127,7 @@ class _Tuned(Stored):
     images: dict[str, int] = Field({})
 
 
-class _FrontFile(Stored):
+class _FrontJson(Stored):
     rows: list[_FrontRow] = Field(min_length=1, max_length=MOST_POINTS)
     tuned: _Tuned
 
@@ -152,7 +152,7 @@ def read_front(content: bytes) -> FrontFile:
     if len(content) > LARGEST_FRONT:
         raise VitrimError(f"the file has {len(content) / 1e6:.1f} MB; a front.json has far less than 1 MB")
     name = "the front.json of `vitrim tune --front`"
-    found = _FrontFile.of(parse_json(content, name), name)
+    found = _FrontJson.of(parse_json(content, name), name)
     agreed = all(AGREE in row.scores for row in found.rows)
     score = AGREE if agreed else found.tuned.proxy
     points = [_point(row, number, score) for number, row in enumerate(found.rows)]

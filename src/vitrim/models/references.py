@@ -45,7 +45,7 @@ def folder(name: str) -> Path:
     return known[name]
 
 
-class _Learned(Stored):
+class _RunResult(Stored):
     classes: list[str] | None = None
 
 
@@ -61,4 +61,4 @@ def class_names(checkpoint: Path) -> list[str] | None:
     run = checkpoint.parent if checkpoint.name == WEIGHTS_FILE else checkpoint
     if not (run / RESULT).is_file():
         return None
-    return _Learned.of(read_json(run / RESULT), run / RESULT).classes
+    return _RunResult.of(read_json(run / RESULT), run / RESULT).classes
