@@ -103,6 +103,26 @@ class Checked(BaseModel):
         return values
 
 
+class Stored(BaseModel):
+    """Base of what is read from files. Keys without a field may hold anything, and are kept.
+
+    Example:
+        >>> class Classes(Stored):
+        ...     classes: list[str]
+        >>> Classes.of({"classes": "cat"}, "result.json")
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: result.json: classes=cat: must be a list in brackets
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, content: Any, name: object) -> Self:
+        """The ``content`` of a file called ``name``; `VitrimError` with all that is wrong."""
+        with one_line_of(str(name), cls):
+            return cls.model_validate(content)
+
+
 # ---- functions -------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import errno
 import io
@@ -12,9 +13,12 @@ import stat
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
 
 from vitrim.errors import VitrimError, first_line, os_errors
 
@@ -86,6 +90,72 @@ def check_file(file: Path) -> None:
         raise VitrimError(f"cannot write {file}: {DEVICES} holds devices, and there is none of this name")
     if not there or file.is_file():
         _check_way(_place(file).parent, file)
+
+
+# ---- JSON and YAML, of strangers -------------------------------------------------------------------------------------
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file; `VitrimError` if it cannot be read or is not valid."""
+    with os_errors(f"cannot read {file}"):
+        return parse_json(file.read_bytes(), file)
+
+
+def parse_json(text: str | bytes, name: object, kind: type[VitrimError] = VitrimError, *, hook: Any = None) -> Any:
+    """The content of a JSON text called ``name``; a ``kind`` of error if it is not valid. ``hook``: ``object_hook``.
+
+    Example:
+        >>> parse_json("[", "x.json")
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: cannot read x.json: it is not valid JSON (Expecting value: line 1 column 2 (char 1))
+    """
+    try:
+        return json.loads(text, object_hook=hook)
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or lists nested too deep
+        raise kind(f"cannot read {name}: it is not valid JSON ({first_line(error)})") from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses duplicate keys, whose first value would be lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in named]
+        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} comes twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(file: Path) -> Any:
+    """The content of a YAML file; `VitrimError` if it cannot be read or is not valid."""
+    with os_errors(f"cannot read {file}"):
+        return parse_yaml(file.read_bytes(), file)
+
+
+def parse_yaml(text: str | bytes, name: object) -> Any:
+    """The content of a YAML text called ``name``; `VitrimError` if it is not valid, also for a repeated key.
+
+    Example:
+        >>> parse_yaml("r: 8\\nr: 9", "recipe.yaml")
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: cannot read recipe.yaml: it is not valid YAML (line 1: the key r comes twice)
+    """
+    try:
+        return copy.deepcopy(_yaml(text))
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+        raise VitrimError(f"cannot read {name}: it is not valid YAML ({line}{error.problem})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that does not exist, lists nested too deep
+        raise VitrimError(f"cannot read {name}: it is not valid YAML ({first_line(error)})") from None
+
+
+@lru_cache(maxsize=16)
+def _yaml(text: str | bytes) -> Any:  # many recipes share a base
+    return yaml.load(text, _UniqueKeys)
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

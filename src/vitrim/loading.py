@@ -18,10 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import yaml
-
-from vitrim.checked import Refined, Seed, checked, one_line_of
+from vitrim.checked import Refined, Seed, Stored, checked, one_line_of
 from vitrim.errors import VitrimError, check_installed, check_known, first_line, unknown
+from vitrim.files import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -156,7 +155,6 @@ def _errors_of_libraries() -> tuple[type[Exception], ...]:
 
 
 def _said(error: Exception) -> str:
-    """The message of a library's error; for an `OSError`, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return first_line(error)
@@ -258,7 +256,6 @@ def creator(name: str) -> tuple[Creator, str]:
 
 
 def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """A model of timm, or of vitrim's models, which are registered with timm."""
     import timm
 
     _check_timm_name(name)
@@ -451,22 +448,7 @@ def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.
     return KINDS[kind](partial(create, own_name), pretrained, options)
 
 
-def load_reference(name: str, **options: Any) -> nn.Module:
-    """A reference model with its weights, float32, in eval mode.
-
-    Args:
-        name: one of `vitrim.models.references.references`.
-        options: as of `load_run`.
-
-    Raises:
-        VitrimError: no such checkpoint, or the options change names or shapes of its weights.
-
-    Example:
-        >>> import torch
-        >>> model = load_reference("cifar10_vit")
-        >>> model(torch.zeros(1, 3, 32, 32)).shape
-        torch.Size([1, 10])
-    """
+def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     from vitrim.models.references import folder
 
     return load_run(folder(name), **options)
@@ -494,9 +476,9 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     for name in (WEIGHTS_FILE, RECIPE, RESULT):
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
-    recipe = _recipe(folder)
-    given = {key: value for key, value in recipe["model_options"].items() if not key.endswith("_rate")}
-    model: Any = create_model(recipe["model"], options={**given, **options}, device=torch.get_default_device())
+    recipe = _RunRecipe.of(read_yaml(folder / RECIPE), folder / RECIPE)
+    given = {key: value for key, value in (recipe.model_options or {}).items() if not key.endswith("_rate")}
+    model: Any = create_model(recipe.model, options={**given, **options}, device=torch.get_default_device())
     load = load_checkpoint if "num_classes" in options else load_host  # an explicit number must fit
     load(model, folder / WEIGHTS_FILE)
     del model.vitrim_origin  # that of the model without its run
@@ -504,22 +486,13 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def _recipe(run: Path) -> Options:
-    from vitrim.weights import RECIPE
+class _RunRecipe(Stored):
+    """What is read of the recipe of a run."""
 
-    file = run / RECIPE
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # ValueError: an invalid date
-        raise VitrimError(f"cannot read {file}: {' '.join(str(error).split())}") from None
-    found = values if isinstance(values, dict) else {}
-    if found.get("model_options") is None:
-        found["model_options"] = {}
-    options = found["model_options"]
-    named = isinstance(options, dict) and all(isinstance(key, str) for key in options)
-    if not isinstance(found.get("model"), str) or not named:
-        raise VitrimError(f"{file} is not the recipe of a run: it must name a model, and its model_options by name")
-    return found
+    model: str
+    model_options: Options | None = None
+    data_options: Options | None = None
+    protocol: Options | None = None
 
 
 def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Protocol, Options]:
@@ -542,16 +515,15 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
     from vitrim.weights import RECIPE
 
     library, _, name = model.partition(":")
-    recipe: Options = {}
-    if library in ("run", "vitrim"):
-        recipe = _recipe(Path(name).expanduser() if library == "run" else folder(name))
-    protocol, options = recipe.get("protocol", {}), recipe.get("data_options") or {}
-    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
-        raise VitrimError(f"{RECIPE} of {model}: its data_options are options by name")
-    with one_line_of(f"{RECIPE} of {model}: protocol", Protocol):
-        made = Protocol.model_validate(protocol)
+    if library not in ("run", "vitrim"):
+        recipe, file = _RunRecipe(model=name), Path()
+    else:
+        file = (Path(name).expanduser() if library == "run" else folder(name)) / RECIPE
+        recipe = _RunRecipe.of(read_yaml(file), file)
+    with one_line_of(f"{file}: protocol", Protocol):
+        made = Protocol.model_validate(recipe.protocol or {})
     with one_line_of("protocol", Protocol):
-        return Protocol.model_validate({**made.model_dump(), **(changes or {})}), options
+        return Protocol.model_validate({**made.model_dump(), **(changes or {})}), recipe.data_options or {}
 
 
 def has_weights(folder: Path) -> bool:
@@ -572,7 +544,7 @@ LIBRARIES: dict[str, Creator] = {
     "hf": hf_model,
     "open_clip": open_clip_model,
     # these two always include their weights
-    "vitrim": lambda name, pretrained, options: load_reference(name, **options),
+    "vitrim": reference_model,
     "run": lambda folder, pretrained, options: load_run(Path(folder).expanduser(), **options),
     "segmenter": partial(dense_model, "segmenter"),
     "vitdet": partial(dense_model, "vitdet"),
@@ -646,7 +618,6 @@ class ModelSpec(Refined):
 
     @property
     def named(self) -> bool:
-        """True if the model is a name."""
         return isinstance(self.model, str)
 
     def load(self, device: str | torch.device | None = None) -> Loaded:

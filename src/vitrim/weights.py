@@ -81,12 +81,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         ...     save_file(model.state_dict(), Path(folder) / "linear.safetensors")
         ...     load_checkpoint(model, Path(folder) / "linear.safetensors")
     """
-    _load(model, _read(path), path)
-
-
-def load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """`load_checkpoint` with the content of a file, or of a folder, that its library has read; ``path`` names it."""
-    _load(model, weights, path)
+    load_weights(model, _read(path), path)
 
 
 def load_host(model: nn.Module, path: Path) -> None:
@@ -119,7 +114,7 @@ def load_host(model: nn.Module, path: Path) -> None:
         weights = at_size_of(trial, weights, path)
         _check_fit(trial.state_dict(), weights, path)  # before the head is replaced
         library.reset_head(model, found)
-    _load(model, weights, path)
+    load_weights(model, weights, path)
 
 
 def load_encoder(model: nn.Module, path: Path) -> None:
@@ -148,7 +143,7 @@ def load_encoder(model: nn.Module, path: Path) -> None:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
     heads = ask(model).class_layers(model)
     own = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in heads}
-    _load(model, {**weights, **own}, path)
+    load_weights(model, {**weights, **own}, path)
 
 
 def load_backbone(model: nn.Module, path: Path) -> None:
@@ -166,7 +161,7 @@ def load_backbone(model: nn.Module, path: Path) -> None:
     if not isinstance(backbone, nn.Module):
         raise VitrimError(f"{type(model).__name__} has no backbone to load weights into: it is no dense model")
     weights, expected = ask(backbone).resampled(backbone, _read(path)), backbone.state_dict()
-    _load(backbone, {key: value for key, value in weights.items() if key in expected}, path)
+    load_weights(backbone, {key: value for key, value in weights.items() if key in expected}, path)
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
@@ -227,8 +222,8 @@ def _without_memory(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, shapes)
 
 
-def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Check all weights, then load; a model on the meta device is only checked."""
+def load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Check all weights, which were read from ``path``, then load; a model on the meta device is only checked."""
     weights, expected = at_size_of(model, weights, path), model.state_dict()
     _check_fit(expected, weights, path)
     if not any(value.is_meta for value in expected.values()):

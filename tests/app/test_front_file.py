@@ -43,20 +43,21 @@ def test_agreement_where_the_file_has_it_and_damage_where_not() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "it is no JSON"),
-        (b"\xff\xfe\x00", "it is no JSON"),
-        (b"[" * 100_000, "it is no JSON"),
-        (b"[]", "no front of searches"),
-        (b'{"method": "tome", "options": {}}', "no front of searches"),
-        (file(), "no front of searches"),
-        (file(*[row()] * 201), "no front of searches"),
-        (file(row(), 3, proxy="kl"), "row 0 of the file has no score 'kl'"),
-        (file(row(share="much")), "row 0 of the file: share and scores must be numbers"),
-        (file(row(share=float("nan"))), "row 0 of the file: share and scores must be numbers"),
-        (file(row(share=10**400)), "row 0 of the file: share and scores must be numbers"),
+        (b"", "it is not valid JSON"),
+        (b"\xff\xfe\x00", "it is not valid JSON"),
+        (b"[" * 100_000, "it is not valid JSON"),
+        (b"[]", "must be options by name"),
+        (b'{"method": "tome", "options": {}}', "rows is missing; tuned is missing"),
+        (file(), "must have at least 1 entries"),
+        (file(*[row()] * 201), "must have at most 200 entries"),
+        (file(row(), 3, proxy="kl"), "rows=3: must be options by name"),
+        (file(row(), row(scores={"feature": 1}), proxy="kl"), "row 0 of the file has no score 'kl'"),
+        (file(row(share="much")), "rows.0.share=much: must be a number"),
+        (file(row(share=float("nan"))), "rows.0.share=nan: must be a finite number"),
+        (file(row(share=10**400)), "rows.0.share=a number of 1329 bits"),
         (b" " * 1_000_001, "the file has 1.0 MB"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_other_files(content: bytes, message: str) -> None:
     with pytest.raises(VitrimError) as error:

@@ -164,7 +164,7 @@ def test_a_front(answers: Events, tmp_path: Path) -> None:
     assert "&lt;b&gt;" in html
     assert "data:image/png;base64," in html
     assert answers.front(None) == ""
-    assert "no JSON" in answers.front({"path": __file__})
+    assert "not valid JSON" in answers.front({"path": __file__})
 
 
 @pytest.fixture(scope="module")

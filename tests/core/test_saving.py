@@ -85,7 +85,7 @@ def test_the_note_of_the_model_is_kept_by_a_copy_of_the_config(tmp_path: Path) -
 PROBLEMS: dict[str, tuple[Any, str]] = {
     "damaged": ('{"format": 1, "met', "is not valid JSON"),
     "version": ({"format": 1, "method": "tome", "version": 7, "options": {}}, "is of version 7 of tome"),
-    "no model": ({"format": 1, "method": "tome", "options": {}, "tuned": {}}, "does not name the model"),
+    "no model": ({"format": 1, "method": "tome", "options": {}, "tuned": {}}, "tuned.made_for is missing"),
 }
 
 

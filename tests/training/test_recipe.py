@@ -225,8 +225,8 @@ def test_a_change_without_key_or_value(write, change: str) -> None:
 
 def test_a_change_that_is_no_yaml(write) -> None:
     path = write("mine", "model: test_vit\nepochs: 1")
-    assert "its value is not YAML" in message(load_recipe, path, ["optimizer.betas=[0.9"])
-    assert "its value is not YAML" in message(load_recipe, path, ["trainable=*.reducer.*"])  # * starts an alias
+    assert "it is not valid YAML" in message(load_recipe, path, ["optimizer.betas=[0.9"])
+    assert "it is not valid YAML" in message(load_recipe, path, ["trainable=*.reducer.*"])  # * starts an alias
 
 
 @pytest.mark.parametrize("change", ["epoch=3", "optimizer.rl=1e-3", "optimizer.lr.x=1", "optimizer=3", "mix=[1]"])

@@ -1,7 +1,8 @@
-"""A finished run's folder gives back its model, and can be made a reference checkpoint."""
+"""A finished run's folder gives back its model, also as a reference checkpoint."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,6 @@ def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
     with pytest.raises(VitrimError, match=r"is not a finished run: it has no recipe\.yaml"):
         load_run(tmp_path)
-    with pytest.raises(VitrimError, match=r"it has no recipe\.yaml"):
-        reference.export(tmp_path, tmp_path / "new")
     (tmp_path / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
     with pytest.raises(VitrimError, match=r"is not a finished run: it has no result\.json"):
         load_run(tmp_path)
@@ -58,10 +57,10 @@ def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> Non
         ("model: [", "cannot read"),
         ("model: 2024-13-13", "cannot read"),
         ("[" * 5000, "cannot read"),
-        ("just words", "is not the recipe of a run: it must name a model"),
-        ("model: 3", "is not the recipe of a run: it must name a model"),
-        ("model: test_vit\nmodel_options: [1]", "is not the recipe of a run"),
-        ("model: test_vit\nmodel_options: {1: 2}", "is not the recipe of a run"),
+        ("just words", "recipe.yaml: must be options by name"),
+        ("model: 3", "model=3: must be a text"),
+        ("model: test_vit\nmodel_options: [1]", "model_options=.1.: must be options by name"),
+        ("model: test_vit\nmodel_options: {1: 2}", "model_options=1: must be a text"),
         ("model: tset_vit", "unknown model 'tset_vit'; did you mean 'test_vit'"),
     ],
 )
@@ -84,36 +83,15 @@ def test_of_the_recipe_of_a_run_only_the_model_is_read(run: Path, tmp_path: Path
     assert all(torch.equal(value, whole[name]) for name, value in mine.items())
 
 
-def test_a_run_under_a_method_is_no_reference(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitrimError, match="a dense model of its own, not test_vit under dynamicvit"):
-        reference.export(run, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_becomes_a_model_by_name(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "FOLDER", tmp_path / "shipped")
     assert reference.references() == {}
-    with pytest.raises(VitrimError, match="comes with none"):
-        create_model("vitrim:tiny")
-    first, run = tmp_path / "first", tmp_path / "second"
-    trainer(recipe(epochs=1), images, first).run()
-    trainer(recipe(epochs=1, seed=1), images, run, start=first).run()
-    with pytest.raises(VitrimError, match=f"{tmp_path / 'none'} is not a finished run"):
-        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[tmp_path / "none"])
-    with pytest.raises(VitrimError, match=f"started from {first}, and not from nothing"):
-        reference.export(run, tmp_path / "shipped" / "tiny")
-    assert reference.references() == {}
-    reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
-    with pytest.raises(VitrimError, match="exists: name a new folder"):
-        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
-    assert load_recipe(tmp_path / "shipped" / "tiny" / "part1" / "recipe.yaml").recipe.seed == 0
-    assert reference.reached("tiny")["start"] == "part1"
+    shutil.copytree(run, tmp_path / "shipped" / "tiny")
     assert list(reference.references()) == ["tiny"]
     assert load_recipe(reference.folder("tiny") / "recipe.yaml").recipe.epochs == 1
-    assert reference.reached("tiny")["updates"] == 3
     model, trained = create_model("vitrim:tiny"), create_model(f"run:{run}")
     for name, value in model.state_dict().items():
-        assert torch.equal(value, trained.state_dict()[name].bfloat16().float())
+        assert torch.equal(value, trained.state_dict()[name])
     with pytest.raises(VitrimError, match="unknown reference checkpoint 'tony'; did you mean 'tiny'"):
         create_model("vitrim:tony")
 
@@ -132,6 +110,6 @@ def test_results_that_are_damaged_are_refused_in_one_line(run: Path, tmp_path: P
     for name in ("model.safetensors", "recipe.yaml"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     (tmp_path / "result.json").write_text(text)
-    with pytest.raises(VitrimError, match=r"^cannot read .*result\.json: ") as caught:
+    with pytest.raises(VitrimError, match=r"result\.json: (it is not|classes)") as caught:
         load_run(tmp_path)
     assert "\n" not in str(caught.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from vitrim.analysis.record import Record, titled
 from vitrim.analysis.summary import summary
 from vitrim.engines.machine import environment
 from vitrim.errors import VitrimError
-from vitrim.files import json_text, write_text
+from vitrim.files import json_text, read_json, write_text
 from vitrim.measure.decisions import file_name, write_arrays
 from vitrim.report import Report, Table, cell
 from vitrim.style import DPI, FORMATS, encoded, write
@@ -37,7 +36,7 @@ def read_analysis(folder: Path) -> list[Record]:
         raise VitrimError(
             f"{folder} holds no records of a finished analysis: give the folder of an analysis of a model"
         )
-    if json.loads((folder / SUMMARY).read_text(encoding="utf-8")).get("complete") is False:
+    if read_json(folder / SUMMARY).get("complete") is False:
         raise VitrimError(f"the analysis in {folder} was stopped before all images were seen: run it again")
     return [in_folder(file) for file in files]
 

@@ -22,7 +22,7 @@ from vitrim.engines.machine import environment, set_threads
 from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
-from vitrim.loading import load_reference
+from vitrim.loading import create_model
 from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.inputs import random_images
@@ -51,7 +51,7 @@ DIGITS_METHODS = (
     "atm:alpha=0.985,beta=0.05,theta_min=0.8",
 )
 
-PHOTO_MODEL = "cifar10_vit"
+PHOTO_MODEL = "vitrim:cifar10_vit"
 PHOTOS = 1000
 PHOTO_METHODS = (
     "random:keep_rate=0.807",
@@ -79,11 +79,9 @@ class DemoReport(Report):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Everything except the table, as ``--json`` writes it."""
         return {"command": self.command, **self.facts}
 
     def parts(self) -> Iterator[Any]:
-        """The table, and the paths of the files."""
         yield from super().parts()
         yield "written: " + ", ".join(str(path) for path in self.files)
 
@@ -136,7 +134,6 @@ def demo(
 
 
 def _table(found: dict[str, list[Row]], speed: list[dict[str, Any]]) -> Table:
-    """The table: accuracy and MACs, then speed-up and MACs."""
     rows: list[tuple[Any, ...]] = []
     for name, measured in found.items():
         dense = sum(measured[0]["gmacs"].values())
@@ -213,7 +210,7 @@ def photos(data: str) -> Exhibit:
     Raises:
         VitrimError: no such data, or not ten classes.
     """
-    model = load_reference(PHOTO_MODEL)
+    model: Any = create_model(PHOTO_MODEL)
     dataset = load_images(data, split="test")
     if dataset.num_classes != model.num_classes:
         raise VitrimError(f"{data} has {dataset.num_classes} classes: it is not CIFAR-10")

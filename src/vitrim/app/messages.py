@@ -165,7 +165,6 @@ class Reduced:
 
     @property
     def name(self) -> str:
-        """The method without its options."""
         return self.method.partition(":")[0]
 
 

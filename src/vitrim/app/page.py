@@ -85,7 +85,6 @@ class Events:
         )
 
     def method(self, model: str, method: str | None) -> Any:
-        """The slider of a method."""
         slide = self.slides.get(str(model), {}).get(str(method))
         return gr.update(interactive=False) if slide is None else gr.update(**asdict(slide), interactive=True)
 
@@ -119,7 +118,6 @@ class Events:
         return drawn, slider, texts, python_of(result), command_of(result)
 
     def front(self, file: Any) -> str:
-        """The front of an uploaded file as HTML, or an error in one line."""
         if file is None:
             return ""
         try:

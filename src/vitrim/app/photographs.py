@@ -24,7 +24,6 @@ class Example:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return FOLDER / f"{self.name}.{'jpg' if self.credit else 'png'}"
 
 

@@ -96,11 +96,9 @@ class Service:
         return Offer(name, self.sources[name].weights, slides, loaded.examples)
 
     def offers(self) -> list[Offer]:
-        """The `offer` of every model."""
         return [self.offer(name) for name in self.sources]
 
     def front(self, content: bytes) -> FrontFile:
-        """The points of a ``front.json`` of ``vitrim tune``; see `read_front`."""
         return read_front(content)
 
     def run(self, content: bytes, choice: Settings) -> Reply:

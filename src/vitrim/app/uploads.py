@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +9,13 @@ from io import BytesIO
 from typing import Any
 
 from PIL import Image, ImageOps, UnidentifiedImageError
+from pydantic import Field
 
 from vitrim.app.messages import FrontFile, Limits, PlottedPoint
+from vitrim.checked import Stored
 from vitrim.data.decoding import DAMAGED, decode
 from vitrim.errors import VitrimError, first_line
+from vitrim.files import parse_json
 from vitrim.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
 from vitrim.tuning.result import non_dominated
 
@@ -110,6 +111,27 @@ def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
+class _FrontRow(Stored):
+    target: str
+    setting: str
+    config: str
+    share: float
+    scores: dict[str, float | None]
+    returned: bool = False
+
+
+class _Tuned(Stored):
+    proxy: str = "feature"
+    base: str | None = None
+    made_for: dict[str, Any] = Field({})
+    images: dict[str, int] = Field({})
+
+
+class _FrontJson(Stored):
+    rows: list[_FrontRow] = Field(min_length=1, max_length=MOST_POINTS)
+    tuned: _Tuned
+
+
 def read_front(content: bytes) -> FrontFile:
     """Read the bytes of a ``front.json``.
 
@@ -120,6 +142,7 @@ def read_front(content: bytes) -> FrontFile:
         VitrimError: it is too large, no JSON, or not the front of a search.
 
     Example:
+        >>> import json
         >>> row = {"target": "macs=0.5", "setting": "constant", "config": "tome:r=8", "share": 0.5,
         ...        "scores": {"agree": 0.02}, "returned": True, "on_front": True}
         >>> front = read_front(json.dumps({"tuned": {"proxy": "feature"}, "rows": [row]}).encode())
@@ -128,20 +151,11 @@ def read_front(content: bytes) -> FrontFile:
     """
     if len(content) > LARGEST_FRONT:
         raise VitrimError(f"the file has {len(content) / 1e6:.1f} MB; a front.json has far less than 1 MB")
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise VitrimError(
-            "cannot read the file: it is no JSON; give the front.json of `vitrim tune --front`"
-        ) from error
-    rows = found.get("rows") if isinstance(found, dict) else None
-    tuned = found.get("tuned") if isinstance(found, dict) else None
-    if not isinstance(rows, list) or not isinstance(tuned, dict) or not 1 <= len(rows) <= MOST_POINTS:
-        raise VitrimError("this JSON is no front of searches; give the front.json of `vitrim tune --front`")
-    scores = [row.get("scores") if isinstance(row, dict) else None for row in rows]
-    agreed = all(isinstance(one, dict) and AGREE in one for one in scores)
-    score = AGREE if agreed else str(tuned.get("proxy", "feature"))
-    points = [_point(row, number, score) for number, row in enumerate(rows)]
+    name = "the front.json of `vitrim tune --front`"
+    found = _FrontJson.of(parse_json(content, name), name)
+    agreed = all(AGREE in row.scores for row in found.rows)
+    score = AGREE if agreed else found.tuned.proxy
+    points = [_point(row, number, score) for number, row in enumerate(found.rows)]
     # the front of the shown scores; the file's front is that of the minimised score
     kept = non_dominated([(one.share, -one.score if score == AGREE else one.score) for one in points])
     points = [replace(one, on_front=on) for one, on in zip(points, kept, strict=True)]
@@ -151,28 +165,21 @@ def read_front(content: bytes) -> FrontFile:
     png = _picture(points, cost, measure)
     words = f"{len(points)} settings: {measure} over {cost} in % of the dense model; the table has the numbers"
     # the conditions of the searches
-    made, images = tuned.get("made_for"), tuned.get("images")
-    name = made.get("model") or made.get("class") if isinstance(made, dict) else None
-    about = [f"{key}: {_short(value)}" for key, value in (("model", name), ("base", tuned.get("base"))) if value]
-    if isinstance(images, dict) and isinstance(images.get("check"), int):
-        about.append(f"measured on {images['check']} images")
+    tuned = found.tuned
+    model = tuned.made_for.get("model") or tuned.made_for.get("class")
+    about = [f"{key}: {_short(value)}" for key, value in (("model", model), ("base", tuned.base)) if value]
+    if "check" in tuned.images:
+        about.append(f"measured on {tuned.images['check']} images")
     return FrontFile("; ".join(about), cost, measure, points, png, words)
 
 
-def _point(row: Any, number: int, score: str) -> PlottedPoint:
-    scores = row.get("scores") if isinstance(row, dict) else None
-    if not isinstance(scores, dict) or score not in scores:
+def _point(row: _FrontRow, number: int, score: str) -> PlottedPoint:
+    value = row.scores.get(score)
+    if value is None:
         raise VitrimError(f"row {number} of the file has no score '{_short(score)}'")
-    values = [row.get("share"), scores[score]]
-    try:
-        share, value = (float(one) if isinstance(one, int | float) else math.nan for one in values)
-    except OverflowError:  # an integer with hundreds of digits
-        share = value = math.nan
-    if not (math.isfinite(share) and math.isfinite(value)):
-        raise VitrimError(f"row {number} of the file: share and scores must be numbers")
-    texts = [_short(row.get(key)) for key in ("target", "setting", "config")]
     shown = 100 * (1 - value) if score == AGREE else value
-    return PlottedPoint(texts[0], texts[1], texts[2], share, shown, False, row.get("returned") is True)
+    texts = [_short(text) for text in (row.target, row.setting, row.config)]
+    return PlottedPoint(texts[0], texts[1], texts[2], row.share, shown, False, row.returned)
 
 
 def _short(value: Any) -> str:

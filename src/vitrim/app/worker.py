@@ -100,7 +100,6 @@ class Worker:
         return reply
 
     def stop(self) -> None:
-        """End the process."""
         if self.process is not None:
             self.process.kill()
             self.process.join()

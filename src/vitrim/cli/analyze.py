@@ -19,7 +19,6 @@ from vitrim.cli.options import (
     Setup,
     Weights,
     Workers,
-    parse_methods,
     whole_numbers,
 )
 from vitrim.cli.output import Output
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Weights):
-    """The models to analyse, or the folders of finished analyses."""
-
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL", help="model, as for `vitrim eval`; with --compare: two or more reports"),
@@ -44,7 +41,6 @@ class Models(Weights):
     ] = None
 
     def every(self) -> list[str]:
-        """All models to analyse."""
         if not self.names:
             raise VitrimError("give a model and --data, or stored records with --from")
         if len(self.names) > 1:
@@ -54,8 +50,6 @@ class Models(Weights):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysedImages(Reading):
-    """The images for the analysis."""
-
     source: Annotated[
         str | None, typer.Option("--data", help="images with labels, as for `vitrim eval`; not with --from")
     ] = None
@@ -65,8 +59,6 @@ class AnalysedImages(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisOptions(Setup):
-    """The parts of the report, and the batches."""
-
     only: Annotated[
         str | None,
         typer.Option(
@@ -109,6 +101,8 @@ def analyze(
     it from the records, without model or data. If the pass is interrupted, the partial results are analysed.
     """
     with progress("loading the analysis"):
+        from vitrim.core.registry import parse_methods
+
         configs = parse_methods(methods or ())
         from vitrim.analysis.analyze import analyze as run
         from vitrim.analysis.analyze import analyze_records, compare_analyses

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(Setup):
-    """The engines, precisions and duration of timing."""
-
     engine: Annotated[
         list[str] | None,
         typer.Option(

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluating(Setup):
-    """The dtype of models, and the output of an evaluation."""
-
     dtype: Dtype = "fp32"
     out: Annotated[Path | None, typer.Option(help="save partial results in this folder, every half minute")] = None
     resume: Annotated[bool, typer.Option("--resume", help="continue from the results in --out")] = False

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class File(Setup):
-    """The contents of the file, and the checks and timings that follow."""
-
     to: Annotated[
         str | None, typer.Option(help="onnx, pt2 (torch.export), openvino or aoti; default: by the suffix of --out")
     ] = None
@@ -47,7 +45,6 @@ class File(Setup):
     ] = False
 
     def spec(self) -> FileSpec:
-        """The description of the file."""
         from vitrim.engines.writing import FileSpec
 
         text = self.batch
@@ -58,7 +55,6 @@ class File(Setup):
 
     @property
     def fixed(self) -> bool | float:
-        """The argument ``freeze`` of `vitrim.export`."""
         if self.freeze and self.capacity is not None:
             raise VitrimError("give either --freeze or --capacity, not both")
         return self.freeze if self.capacity is None else self.capacity

@@ -38,7 +38,6 @@ class Command(TyperCommand):
     """A command with our help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of the command."""
         width = min(formatter.width, WIDEST)
         for line in _lines(self, ctx, width):
             formatter.write(f"{line}\n")
@@ -48,7 +47,6 @@ class CommandGroup(TyperGroup):
     """The program with our help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, a line each, and the options of the program."""
         width = min(formatter.width, WIDEST)
         formatter.write(f"vitrim COMMAND ...\n\n{textwrap.fill(_paragraphs(self.help)[0], width)}\n\n")
         for name, command in self.commands.items():

@@ -90,7 +90,6 @@ def list_(
 
 
 def methods() -> list[dict[str, Any]]:
-    """All methods with their properties."""
     from vitrim.core import registry
 
     return [
@@ -117,7 +116,6 @@ def does(config: type) -> str:
 
 
 def selectors() -> list[dict[str, Any]]:
-    """All selectors of image tokens with their properties."""
     from vitrim.core import registry
 
     return [
@@ -143,7 +141,6 @@ def titles(rows: Rows) -> list[str]:
 
 
 def papers(rows: Rows) -> list[str]:
-    """Footnotes: the papers of the selectors."""
     return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
 
 
@@ -247,7 +244,6 @@ def modules() -> list[dict[str, Any]]:
 
 
 def models() -> list[dict[str, Any]]:
-    """Shipped models, and models of timm and vitrim of a supported class."""
     from vitrim.loading import supported_models
     from vitrim.models.references import references
 
@@ -265,7 +261,6 @@ def presets() -> list[dict[str, Any]]:
 
 
 def recipes() -> list[dict[str, Any]]:
-    """The recipes of the package."""
     from vitrim.training.recipe import load_recipe
     from vitrim.training.recipe import recipes as files
 

@@ -16,15 +16,11 @@ from vitrim.progress import progress
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImages(Images):
-    """Images, with labels unless --no-labels."""
-
     data_option: DataOptions = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aim(Setup):
-    """The target for the file, and the settings to try."""
-
     labels: Annotated[
         bool,
         typer.Option(help="measure top-1; --no-labels: agreement with the dense model, for images of other classes"),

@@ -22,7 +22,6 @@ from vitrim.cli.help import IMAGES, MACHINE, MODEL, OPTIONS
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.core.method import MethodConfig
     from vitrim.engines.exported import Exported
     from vitrim.engines.prefill import Prompt
     from vitrim.measure.inputs import DataSpec, ScoredData
@@ -64,13 +63,6 @@ Preprocess = Annotated[
     bool, typer.Option("--preprocess", help="input: uint8 images (batch, height, width, 3), normalised in the graph")
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="number of images, spread evenly over all")]
-
-
-def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
-    """Parse the methods of the command line."""
-    from vitrim.core import registry
-
-    return registry.parse_methods(texts)
 
 
 def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:
@@ -122,15 +114,12 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Setup):
-    """Compute settings for any device."""
-
     panel = MACHINE
 
     threads: Threads = None
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of random weights, inputs and methods")] = 0
 
     def start(self) -> None:
-        """Set torch's threads."""
         from vitrim.engines.machine import set_threads
 
         set_threads(self.threads)
@@ -138,15 +127,11 @@ class Compute(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Compute):
-    """Compute settings and the device."""
-
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:0, mps, xpu")] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(Setup):
-    """The weights and the options of a model."""
-
     panel = MODEL
 
     pretrained: Annotated[
@@ -169,15 +154,11 @@ class Weights(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Weights):
-    """One model and its weights."""
-
     name: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_NAMES)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Setup):
-    """The split and the columns of a dataset."""
-
     panel = IMAGES
 
     split: Annotated[str | None, typer.Option(help="split, e.g. test, or 0.1: what train held out")] = None
@@ -196,8 +177,6 @@ class Reading(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Reading):
-    """Images with labels."""
-
     source: Annotated[
         str,
         typer.Option(
@@ -218,15 +197,12 @@ class Data(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Setup):
-    """Exported files beside the model, or instead of it."""
-
     file: Annotated[
         list[Path] | None, typer.Option(help="an exported file to measure beside the model; may repeat")
     ] = None
     trust: Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code")] = False
 
     def beside(self, methods: Sequence[str] | None) -> list[Any]:
-        """The methods, followed by the opened files."""
         return [*(methods or ()), *map(self.opened, self.file or ())]
 
     def opened(self, path: str | Path) -> Exported:
@@ -235,7 +211,6 @@ class Files(Setup):
         return Exported.open(path, trust=self.trust)
 
     def model(self, name: str) -> Exported | str:
-        """The model: a name, or an opened file."""
         from vitrim.engines.formats import formats
 
         path = Path(name)
@@ -245,8 +220,6 @@ class Files(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Reading):
-    """Images without labels; random images without a source."""
-
     source: Annotated[
         str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
     ] = None
@@ -264,8 +237,6 @@ class Images(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompting(Setup):
-    """The prompt of a vision-language model."""
-
     text_tokens: Annotated[
         int | None, typer.Option(min=1, max=2**20, help="of a vision-language model's prompt; default: 32")
     ] = None
@@ -279,7 +250,6 @@ class Prompting(Setup):
 
     @property
     def given(self) -> Prompt | None:
-        """The description of the prompt; None without options."""
         from vitrim.engines.prefill import Prompt
 
         prompt = Prompt(self.text_tokens, self.prompt_images, self.select, self.new_tokens)
@@ -288,10 +258,7 @@ class Prompting(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOn(Images, Prompting):
-    """The images or the prompt that a model runs on."""
-
     def inputs(self) -> DataSpec | Prompt:
-        """The description of the images or the prompt."""
         if self.given is not None and self.source is not None:
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
         return self.read() if self.given is None else self.given
@@ -299,8 +266,6 @@ class RunOn(Images, Prompting):
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Setup):
-    """Options for reading and scoring images."""
-
     batch_size: BatchSize = 32
     workers: Workers = 0
     protocol: Annotated[
@@ -309,7 +274,6 @@ class Scoring(Setup):
     ] = None
 
     def read(self, data: Data) -> ScoredData:
-        """The description of the images."""
         changes = parse_options(self.protocol, "protocol option")
         return data.read(protocol=changes, batch_size=self.batch_size, workers=self.workers)
 

@@ -73,7 +73,6 @@ class Output(Setup):
             write_text(Path(self.json), text)
 
     def finish(self, report: Report) -> None:
-        """Print the tables and notes of a report, and write its record, if ``--json`` is set."""
         show(self.console(), report)
         self.write(**report.record)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,16 +23,11 @@ from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
-if TYPE_CHECKING:
-    pass
-
 PICTURES = Path("pictures")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions(Setup):
-    """Options of the pictures."""
-
     out: Annotated[Path, typer.Option(help="folder for the pictures, one per image")] = PICTURES
     blocks: Annotated[
         str | None, typer.Option(help="columns, from 0, with commas; default: those that change tokens")
@@ -42,8 +37,6 @@ class PictureOptions(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesToShow(Reading):
-    """The images to draw."""
-
     files: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders of images")] = (
         None
     )
@@ -54,7 +47,6 @@ class ImagesToShow(Reading):
     data_option: DataOptions = None
 
     def read(self) -> Any:
-        """The description of the images."""
         if (self.source is None) == (not self.files):
             raise VitrimError("give the images to show: files or folders, or a dataset with --data; not both")
         return self.spec(self.files if self.source is None else self.source)

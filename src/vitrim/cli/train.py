@@ -12,7 +12,7 @@ import typer
 from vitrim.cli import listing
 from vitrim.cli.options import MAX_BATCH, Setup, Threads, Workers
 from vitrim.cli.output import Output, resumable
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_known
 from vitrim.progress import progress
 from vitrim.report import Table
 from vitrim.report import show as print_report
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Setup):
-    """Options of a run that do not affect the trained weights."""
-
     out: Annotated[Path, typer.Option(help="folder of checkpoints, logs and weights")] = Path("runs/train")
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint in --out")] = False
     workers: Workers = 0
@@ -41,16 +39,12 @@ class Run(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Setup):
-    """The device and the threads of a run."""
-
     device: Annotated[str | None, typer.Option(help="cpu; default: what accelerate finds")] = None
     threads: Threads = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Setup):
-    """Changes of the recipe with their own options."""
-
     model: Annotated[str | None, typer.Option(help="the model, as for `vitrim eval`; same as model=NAME")] = None
     method: Annotated[
         list[str] | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
@@ -60,7 +54,6 @@ class RecipeOptions(Setup):
     ] = None
 
     def before(self, changes: list[str] | None) -> list[str]:
-        """All changes, beginning with these options."""
         if self.method is not None and len(self.method) > 1:
             raise VitrimError(f"a run trains one method, got {len(self.method)}: {', '.join(self.method)}")
         own = {**vars(self), "method": None if self.method is None else self.method[0]}
@@ -158,13 +151,14 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
 
 def _show(resolved: Resolved, output: Output) -> None:
     """Print the values of a recipe, after a check of its method, model and optimiser."""
+    from timm.optim import list_optimizers
+
     from vitrim.core.registry import parse_method
     from vitrim.loading import check_name
-    from vitrim.training.optim import check_optimizer
 
     parse_method(resolved.recipe.method)
     check_name(resolved.recipe.model)
-    check_optimizer(resolved.recipe.optimizer.name)
+    check_known("optimizer", resolved.recipe.optimizer.name, list_optimizers())  # type: ignore[arg-type]
     rows = [(name, "null" if value is None else str(value), origin) for name, value, origin in resolved.rows()]
     columns = ("key", "value", "from")
     output.console().print(Table("", f"Recipe {resolved.name}", columns, rows, text_columns=3))

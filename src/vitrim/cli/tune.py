@@ -16,15 +16,11 @@ from vitrim.progress import is_first_process, progress
 
 @dataclass(frozen=True, kw_only=True)
 class AnyModel(Model):
-    """An optional model and its weights."""
-
     name: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSetup(Setup):
-    """The target, space, budget and output of a search."""
-
     methods: Annotated[
         list[str] | None,
         typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome; several race; all: all that fit"),
@@ -58,7 +54,6 @@ class SearchSetup(Setup):
     resume: Annotated[bool, typer.Option("--resume", help="continue the study in --out, if any")] = False
 
     def check_options(self, model: AnyModel, data: Data) -> None:
-        """Refuse options that are incompatible or have no effect."""
         aims = [f"--{name}" for name in ("target", "front", "grid") if getattr(self, name) is not None]
         if self.train is not None and aims != ["--grid"]:
             raise VitrimError(

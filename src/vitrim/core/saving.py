@@ -10,23 +10,43 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vitrim.checked import Stored
 from vitrim.core.block import ReducedBlock, access
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError, first_line, os_errors
-from vitrim.files import save_file, write_text
+from vitrim.files import parse_json, save_file, write_text
 
 CONFIG_FILE = "reduction.json"
 BEST_FILE = "best.json"
+REDUCERS_FILE = "reducers.safetensors"
 FORMAT = 1
 LARGEST = 1 << 20
 """Bytes of the largest file that is read as a method."""
+
+
+class _FoundBy(Stored):
+    made_for: dict[str, Any]
+
+
+class Saved(Stored):
+    """A saved method, or a saved reduction."""
+
+    format: int
+    method: str
+    options: dict[str, Any]
+    weights: Literal["reducers.safetensors"] | None = None
+    module: str = ""
+    compact: bool = False
+    whole: bool = False
+    select: str = ""
+    tuned: _FoundBy | None = None
 
 
 def read_method_file(path: Path) -> dict[str, Any] | str:
@@ -84,24 +104,12 @@ def _named(config: MethodConfig) -> dict[str, Any]:
     return {"format": FORMAT, "method": config.name, "version": config.traits.version, "options": options}
 
 
-def record(text: str, path: Path) -> dict[str, Any]:
+def record(text: str | bytes, path: Path) -> dict[str, Any]:
     """The entries of a saved method from JSON, of which "method" and "options" are always there."""
-    try:
-        saved = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, or lists nested too deeply
-        raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
-    complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
-    if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
-        raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
-    if saved["format"] != FORMAT:
-        raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
-    tuned = saved.get("tuned")
-    if tuned is not None and not (isinstance(tuned, dict) and isinstance(tuned.get("made_for"), dict)):
-        raise VitrimError(f"{path} is damaged: what it says of the search does not name the model")
-    return dict(saved)
-
-
-REDUCERS_FILE = "reducers.safetensors"
+    saved = Saved.of(parse_json(text, path), path)
+    if saved.format != FORMAT:
+        raise VitrimError(f"{path} has format {saved.format}, this version of vitrim reads format {FORMAT}")
+    return saved.model_dump(exclude_unset=True)
 
 
 def write_reduction(
@@ -167,23 +175,8 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
     with os_errors(f"cannot read {path}"):  # no permission, or the name is too long
         if not path.is_file():
             raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
-    saved = record(text, path)
-    if not isinstance(saved.get("module", ""), str):
-        raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
-    for key in ("compact", "whole"):
-        if not isinstance(saved.get(key, False), bool):
-            raise VitrimError(f"{path} says {key} {saved[key]!r}, which must be true or false")
-    if not isinstance(saved.get("select", ""), str):
-        raise VitrimError(f"{path} names the selector {saved['select']!r}, which is no text")
-    if saved.get("weights") not in (None, REDUCERS_FILE):
-        raise VitrimError(
-            f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
-        )
-    return saved
+        text = path.read_bytes()
+    return record(text, path)
 
 
 def saved_method(folder: Path) -> str:

@@ -111,7 +111,6 @@ def load_data(
 
 
 def _opened(source: str, task: str | None, split: str | None, options: dict[str, Any]) -> Data:
-    """The dataset of a reader, a table or a folder of images."""
     if task is not None and task not in TASKS:
         raise DataError(str(unknown("task of data", task, TASKS)))
     name, colon, rest = source.partition(":")
@@ -143,7 +142,6 @@ def _from_reader(name: str, path: str, task: str | None, split: str | None, opti
 
 
 def _from_table(source: str, files: list[Path], task: str | None, split: str | None, options: dict[str, Any]) -> Data:
-    """The dataset of parquet ``files``, or of the Hub if there are none."""
     if task in ("multilabel", "instances"):
         raise DataError(f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}")
     table, chosen, _, _ = open_table(source, files, split)
@@ -155,7 +153,6 @@ def _from_table(source: str, files: list[Path], task: str | None, split: str | N
 
 
 def _from_images(source: str, task: str | None, split: str | None, options: dict[str, Any]) -> ImageDataset:
-    """The dataset of a folder of images."""
     if task not in (None, "classification"):
         raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
     if options:
@@ -189,7 +186,6 @@ def _names(given: Any) -> list[str]:
 
 
 def _named(dataset: Data, names: list[str]) -> Data:
-    """``dataset`` with other class names."""
     count = dataset.num_classes
     if len(names) != count and (dataset.class_names is not None or len(names) < count):
         raise DataError(f"{len(names)} class_names for the {count} classes of {dataset.source}: give one for each")

@@ -46,7 +46,6 @@ class Boxes(list[Objects]):
     """
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Boxes:
-        """The same objects on a device."""
         return Boxes(
             {name: value.to(device, non_blocking=non_blocking) for name, value in image.items()} for image in self
         )

@@ -175,7 +175,6 @@ def check_regular(file: Path, what: str) -> None:
 
 
 def read_text(file: Path, source: str) -> str:
-    """The text of a dataset's file."""
     if not file.is_file():
         raise DataError(f"{source} has no {file.name}: expected it at {file}")
     try:

@@ -228,7 +228,6 @@ def find_label_column(features: Any, asked: str | None, source: str) -> str:
 
 
 def column_error(kind: str, valid: str, asked: str | None, found: list[str], features: Any, source: str) -> DataError:
-    """The error for a column that is missing, ambiguous or of another type."""
     if asked is not None:
         problem = f"column {asked!r} of {source} is not {valid}" if asked in features else f"no {asked!r} in {source}"
     elif found:
@@ -255,7 +254,6 @@ def kind_of(feature: Any) -> str:
 
 
 def describe(features: Any) -> str:
-    """The columns of a table and their types, for messages."""
     said = []
     for name, feature in features.items():
         if isinstance(feature, import_datasets().Value):

@@ -48,18 +48,9 @@ def eval_transform(model: nn.Module, *, in_patches: bool = True) -> Transform:
         raise DataError(str(error)) from error
     if preprocessing.transform is not None and (in_patches or not preprocessing.in_patches):
         return _Converted("RGB", preprocessing.transform)
-    if not (
-        preprocessing.size
-        and preprocessing.mean
-        and preprocessing.std
-        and preprocessing.interpolation
-        and preprocessing.crop_share
-    ):
-        missing = [
-            name
-            for name in ("size", "mean", "std", "interpolation", "crop_share")
-            if getattr(preprocessing, name) is None
-        ]
+    needed = ("size", "mean", "std", "interpolation", "crop_share")
+    missing = [name for name in needed if not getattr(preprocessing, name)]
+    if missing or preprocessing.size is None:
         raise DataError(
             f"{type(model).__name__} does not say how its images are prepared (no {', '.join(missing)}): set its "
             "eval_transform, or the dataset's transform: a function from a PIL image to a tensor (C, H, W), as its "
@@ -71,11 +62,8 @@ def eval_transform(model: nn.Module, *, in_patches: bool = True) -> Transform:
 
     made = create_transform(
         input_size=(preprocessing.channels, *preprocessing.size),
-        interpolation=preprocessing.interpolation,
-        mean=preprocessing.mean,
-        std=preprocessing.std,
         crop_pct=preprocessing.crop_share,
-        crop_mode=preprocessing.crop_mode,
+        **{name: getattr(preprocessing, name) for name in ("interpolation", "mean", "std", "crop_mode")},
     )
     return _Converted("L" if preprocessing.channels == 1 else "RGB", made)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import shutil
 import tempfile
@@ -14,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
+from pydantic import Strict
 from torch import Tensor
 
-from vitrim.checked import Positive, checked_call
+from vitrim.checked import Positive, Stored, checked_call
 from vitrim.core.library import Library
 from vitrim.core.plan import Preprocessing
 from vitrim.core.registry import register_library
@@ -28,7 +28,7 @@ from vitrim.engines.formats import format_named, formats
 from vitrim.engines.formats.base import PRECISIONS, Array, Format, Run, as_array
 from vitrim.engines.program import as_read
 from vitrim.errors import VitrimError, check_known, first_line, os_errors
-from vitrim.files import json_text
+from vitrim.files import json_text, parse_json
 from vitrim.report import Report
 
 try:
@@ -389,18 +389,20 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise VitrimError(f"cannot read {path} as {what}: {first_line(error)}") from error
 
 
+class _Input(Stored):
+    name: str
+    shape: Annotated[tuple[int | str, Positive, Positive, Positive], Strict(False)]  # from a list
+
+
+class _Metadata(Stored):
+    input: _Input
+    nodes: int = 0
+    precision: str = "fp32"
+
+
 def _known(text: str, path: Path) -> dict[str, Any]:
-    """The metadata of a file, with the entries needed to run it; raise `VitrimError` if they are damaged."""
-    with _reading(path, "an exported model"):
-        known = json.loads(text)
-        given = known.get("input") if isinstance(known, dict) else None
-        shape = given.get("shape") if isinstance(given, dict) else None
-        if not isinstance(given, dict) or not isinstance(shape, list) or len(shape) != 4:
-            raise ValueError("its metadata name no input of four dimensions")
-        if not all(type(side) is int and side > 0 for side in shape[1:]) or not isinstance(shape[0], int | str):
-            raise ValueError("its metadata name an input of no valid shape")
-        if not isinstance(given.get("name"), str) or not isinstance(known.get("nodes", 0), int):
-            raise ValueError("its metadata name no input, or no number of nodes")
-        if known.get("precision", "fp32") not in list(PRECISIONS):  # a list: the value may be unhashable
-            raise ValueError("its metadata name no precision that there is")
-    return dict(known)
+    """The metadata of a file, with the entries needed to run it."""
+    name = f"{path} as an exported model"
+    known = _Metadata.of(parse_json(text, name), f"cannot read {name}")
+    check_known(f"precision of {path}", known.precision, PRECISIONS)
+    return known.model_dump(exclude_unset=True)

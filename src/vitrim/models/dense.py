@@ -6,39 +6,65 @@ Options named here are the head's; all others are the backbone's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import Field, StrictBool
 from torch import nn
 
+from vitrim.checked import Checked, Positive, one_line_of
 from vitrim.core.registry import ask
-from vitrim.errors import VitrimError, check_known
+from vitrim.errors import VitrimError
 from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
 
 Options = dict[str, Any]
+OwnOptions = TypeVar("OwnOptions", bound=Checked)
 Create = Callable[[bool, Options], nn.Module]
 """Creates the backbone from ``pretrained`` and its options."""
 
 DECODERS = {"linear": LinearDecoder, "mask_transformer": MaskTransformer}
 DECODER = "decoder_"
 """Prefix of the mask transformer's options."""
-MASK_OPTIONS = ("layers", "width", "heads", "dropout", "drop_path", "proportional")
-SEGMENTER_OPTIONS = ("num_classes", "decoder", "decoder_tokens", *(f"{DECODER}{name}" for name in MASK_OPTIONS))
-DETECTOR_OPTIONS = (
-    *("num_classes", "masks", "cascade", "channels", "hidden", "rpn_layers", "box_layers"),
-    *("samples", "soft_nms", "maskness", "window_size", "global_blocks"),
-)
-SWITCHES = ("masks", "cascade", "decoder_proportional")
-COUNTS = (
-    *("channels", "hidden", "rpn_layers", "box_layers", "samples", "window_size"),
-    *("decoder_layers", "decoder_width", "decoder_heads"),
-)
-SHARES = ("soft_nms", "maskness", "decoder_dropout", "decoder_drop_path")
 ADE20K, COCO = 150, 80
 """Default numbers of classes."""
 ANY_SIZE = "dynamic_img_size"
 """timm's option for position tables that follow the image."""
+
+
+Number = Annotated[int | None, Field(ge=1, le=2**14)]
+Fraction = Annotated[float | None, Field(ge=0, le=1)]
+
+
+class SegmenterOptions(Checked):
+    """Options of the head of ``segmenter:``; None: the default of the decoder."""
+
+    num_classes: Positive = ADE20K
+    decoder: Literal["linear", "mask_transformer"] = "linear"
+    decoder_tokens: Literal["all", "merged"] = "all"
+    decoder_layers: Number = None
+    decoder_width: Number = None
+    decoder_heads: Number = None
+    decoder_dropout: Fraction = None
+    decoder_drop_path: Fraction = None
+    decoder_proportional: StrictBool | None = None
+
+
+class DetectorOptions(Checked):
+    """Options of ``vitdet:``; None: the default of the `Detector`."""
+
+    num_classes: Positive = COCO
+    masks: StrictBool | None = None
+    cascade: StrictBool | None = None
+    channels: Number = None
+    hidden: Number = None
+    rpn_layers: Number = None
+    box_layers: Number = None
+    samples: Number = None
+    soft_nms: Fraction = None
+    maskness: Fraction = None
+    window_size: Number = None
+    global_blocks: tuple[int, ...] = ()
 
 
 def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
@@ -47,7 +73,7 @@ def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
     Args:
         create: creates the backbone.
         pretrained: load the backbone's weights.
-        options: `SEGMENTER_OPTIONS`, and those of the backbone.
+        options: `SegmenterOptions`, and those of the backbone.
 
     Raises:
         VitrimError: an option is not valid, or the backbone's tokens are not available.
@@ -59,58 +85,37 @@ def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
         >>> segmenter(create, False, {"decoder": "mask_transformer", "num_classes": 3}).num_classes
         3
     """
-    own, rest = split(options, SEGMENTER_OPTIONS)
-    num_classes, kind = own.pop("num_classes", ADE20K), own.pop("decoder", "linear")
-    tokens = own.pop("decoder_tokens", "all")
-    check_known("decoder", kind, DECODERS)
-    if own and kind == "linear":
+    head, rest = split(options, SegmenterOptions)
+    own = head.model_dump(exclude_unset=True, exclude={"num_classes", "decoder", "decoder_tokens"})
+    if own and head.decoder == "linear":
         raise VitrimError(f"{next(iter(own))} goes with decoder=mask_transformer")
     model = backbone(create, pretrained, rest)
-    decoder = DECODERS[kind](
-        ask(model).layout(model).dim, num_classes, **{key.removeprefix(DECODER): value for key, value in own.items()}
-    )
-    return Segmenter(model, decoder, num_classes, tokens)
+    own = {key.removeprefix(DECODER): value for key, value in own.items()}
+    decoder = DECODERS[head.decoder](ask(model).layout(model).dim, head.num_classes, **own)
+    return Segmenter(model, decoder, head.num_classes, head.decoder_tokens)
 
 
 def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
-    """Put a `Detector` on a backbone, as `segmenter`, with `DETECTOR_OPTIONS`; its backbone must allow windows."""
+    """Put a `Detector` on a backbone, as `segmenter`, with `DetectorOptions`; its backbone must allow windows."""
     from vitrim.models.vitdet import Detector
     from vitrim.models.windowed import windowed
 
     if "windows" in options:
         raise VitrimError("windows: unknown option; windows of S x S patches are window_size=S")
-    own, rest = split(options, DETECTOR_OPTIONS)
-    num_classes = own.pop("num_classes", COCO)
-    side, crossing = own.pop("window_size", None), own.pop("global_blocks", ())
-    if crossing and side is None:
+    head, rest = split(options, DetectorOptions)
+    if head.global_blocks and head.window_size is None:
         raise VitrimError("global_blocks attend across windows: they go with window_size")
+    own = head.model_dump(exclude_unset=True, exclude={"num_classes", "window_size", "global_blocks"})
     trunk = backbone(create, pretrained, rest)
-    return Detector(trunk if side is None else windowed(trunk, side, crossing), num_classes, **own)
+    trunk = trunk if head.window_size is None else windowed(trunk, head.window_size, head.global_blocks)
+    return Detector(trunk, head.num_classes, **own)
 
 
-def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
-    """Split ``options`` into those called ``names``, valid, and the rest; None means the default.
-
-    Example:
-        >>> split({"masks": True, "img_size": 64}, ("masks",))
-        ({'masks': True}, {'img_size': 64})
-    """
-    own = {key: value for key, value in options.items() if key in names and value is not None}
-    for key, value in own.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if key in SWITCHES and not isinstance(value, bool):
-            raise VitrimError(f"{key}={value} must be true or false")
-        if key in COUNTS and not (number and isinstance(value, int) and 1 <= value <= 2**14):
-            raise VitrimError(f"{key}={value} must be a whole number from 1 to {2**14}")
-        if key in SHARES and not (number and 0 <= value <= 1):
-            raise VitrimError(f"{key}={value} must be a number from 0 to 1")
-        if key == "global_blocks":
-            numbers = isinstance(value, list | tuple) and all(type(one) is int for one in value)
-            if not numbers:
-                raise VitrimError(f"{key}={value} must be a list of the numbers of blocks, e.g. [3, 6, 9, 12]")
-        if key == "num_classes" and (not number or value < 1):
-            raise VitrimError(f"num_classes={value}: a dense model needs at least one class")
-    return own, {key: value for key, value in options.items() if key not in names}
+def split(options: Options, kind: type[OwnOptions]) -> tuple[OwnOptions, Options]:
+    """The options of a head, None meaning the default, and the backbone's."""
+    own = {key: value for key, value in options.items() if key in kind.model_fields and value is not None}
+    with one_line_of("the head", kind):
+        return kind.model_validate(own), {key: options[key] for key in options if key not in kind.model_fields}
 
 
 def backbone(create: Create, pretrained: bool, options: Options) -> nn.Module:

@@ -294,7 +294,6 @@ class SharedLookupViT(LookupBase):
 
     @property
     def shared_parts(self) -> tuple[nn.Module, ...]:
-        """The `SharedParts` of all layers."""
         return (self.shared,)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,36 +3,24 @@
     model = create_model("vitrim:cifar10_vit")     # of vitrim.loading
 
 Each is a folder of this package with the weights (bfloat16 safetensors), the recipe, the log and the result of their
-run. `export` creates such a folder from a finished run.
+run.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-import yaml
-from safetensors.torch import load_file
+from vitrim.checked import Stored
+from vitrim.errors import check_known
+from vitrim.files import read_json
+from vitrim.weights import RESULT, WEIGHTS_FILE
 
-from vitrim.errors import VitrimError, check_known, first_line
-from vitrim.files import save_file
-from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
-
-__all__ = ["CLASSES", "class_names", "export", "folder", "reached", "references", "result"]
+__all__ = ["CLASSES", "class_names", "folder", "references"]
 
 FOLDER = Path(__file__).parent
 
 CLASSES = "classes"
 """Key of the class names among a run's results."""
-
-RECORDS = (RECIPE, RESULT, UPDATES, EVALUATIONS)
-"""Files of a run that a reference checkpoint keeps besides the weights."""
-
-STORAGE_DTYPE = torch.bfloat16
 
 
 def references() -> dict[str, Path]:
@@ -53,26 +41,12 @@ def folder(name: str) -> Path:
         'cifar10_vit'
     """
     known = references()
-    if not known:
-        raise VitrimError(f"no reference checkpoint '{name}': this copy of vitrim comes with none")
     check_known("reference checkpoint", name, known)
     return known[name]
 
 
-def reached(name: str) -> dict[str, Any]:
-    """Scores of a reference checkpoint's run: its last and its best evaluation, updates and seconds.
-
-    Example:
-        >>> reached("cifar10_vit")["last"]["top1"] > 50
-        True
-    """
-    return result(folder(name))
-
-
-def result(run: Path) -> dict[str, Any]:
-    """Scores of the finished run in a folder."""
-    found: dict[str, Any] = json.loads((run / RESULT).read_text())
-    return found
+class _RunResult(Stored):
+    classes: list[str] | None = None
 
 
 def class_names(checkpoint: Path) -> list[str] | None:
@@ -87,56 +61,4 @@ def class_names(checkpoint: Path) -> list[str] | None:
     run = checkpoint.parent if checkpoint.name == WEIGHTS_FILE else checkpoint
     if not (run / RESULT).is_file():
         return None
-    try:
-        found = result(run)
-    except (OSError, ValueError, RecursionError) as error:
-        raise VitrimError(f"cannot read {run / RESULT}: {first_line(error)}") from None
-    names = found.get(CLASSES) if isinstance(found, dict) else None
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise VitrimError(f"cannot read {run / RESULT}: its {CLASSES} are no list of names")
-    return names
-
-
-def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
-    """Create a reference checkpoint from a finished run of ``vitrim train``, and return its ``folder``.
-
-    Args:
-        run: the run's folder, with its weights, recipe, log and result.
-        folder: a new folder, named like the checkpoint.
-        earlier: the runs whose weights it started from, first one first; their recipes and logs are kept as well.
-
-    Raises:
-        VitrimError: a run is not finished, used a method or did not start from the one before it, or the folder exists.
-            Then nothing is written.
-    """
-    parts = [*earlier, run]
-    for number, part in enumerate(parts):
-        for name in (WEIGHTS_FILE, *RECORDS):
-            if not (part / name).is_file():
-                raise VitrimError(f"{part} is not a finished run: it has no {name}")
-        start, before = result(part).get("start"), str(parts[number - 1]) if number else None
-        if start != before:
-            raise VitrimError(
-                f"{part} started from {start or 'nothing'}, and not from {before or 'nothing'}: see `earlier`"
-            )
-    if folder.exists():
-        raise VitrimError(f"{folder} exists: name a new folder")
-    recipe = yaml.safe_load((run / RECIPE).read_text(encoding="utf-8"))
-    model, method = recipe["model"], recipe["method"]
-    if method != "none" or model == f"vitrim:{folder.name}":
-        raise VitrimError(f"a reference is a dense model of its own, not {model} under {method}")
-    weights = {
-        key: (value.to(STORAGE_DTYPE) if value.is_floating_point() else value).contiguous()
-        for key, value in load_file(run / WEIGHTS_FILE).items()
-    }
-    folder.mkdir(parents=True)
-    save_file(weights, folder / WEIGHTS_FILE)
-    for number, part in enumerate(parts, 1):
-        kept = folder if part is run else folder / f"part{number}"
-        kept.mkdir(exist_ok=True)
-        for name in RECORDS:
-            shutil.copyfile(part / name, kept / name)
-        # the part it started from, by its place here
-        reached = {**result(part), "start": f"part{number - 1}" if number > 1 else None}
-        (kept / RESULT).write_text(json.dumps(reached, indent=2) + "\n")
-    return folder
+    return _RunResult.of(read_json(run / RESULT), run / RESULT).classes

@@ -100,16 +100,13 @@ class RevViT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw weights and positions from a truncated normal of deviation 0.02, and set biases to 0."""
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         draw_linear_(self)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay."""
         return {"pos_embed"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns by which timm groups parameters for layer-wise learning rates."""
         return {"stem": r"^pos_embed|patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -118,7 +115,6 @@ class RevViT(nn.Module):
             raise VitrimError("Rev-ViT keeps no activations to begin with: gradient checkpointing has nothing to save")
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Accept images of another size from now on; positions are resampled."""
         before = cast(Grid, self.patch_embed.grid_size)
         self.patch_embed.set_input_size(img_size=img_size)
         resampled = resample_positions(self.pos_embed.detach(), before, cast(Grid, self.patch_embed.grid_size))
@@ -128,7 +124,6 @@ class RevViT(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Create a new head for ``num_classes``, 0 for none."""
         if global_pool is not None:
             self.global_pool = check_pool(global_pool)
         self.num_classes = num_classes

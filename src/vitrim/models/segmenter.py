@@ -127,7 +127,6 @@ class MaskTransformer(nn.Module):
         return MaskTransformer(self.proj_dec.in_features, num_classes, **self.settings)
 
     def no_weight_decay(self) -> set[str]:
-        """The class tokens, as released."""
         return {"cls_emb"}
 
 
@@ -188,7 +187,6 @@ class Segmenter(DenseModel):
         return unmerge(F.pad(scores, (0, 0, prefix, 0)), state)[:, prefix:]
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Create a new decoder of the same kind for ``num_classes``."""
         place = next(self.decoder.parameters())
         self.decoder = cast(Any, self.decoder).renewed(num_classes).to(device=place.device, dtype=place.dtype)
         self.num_classes = num_classes

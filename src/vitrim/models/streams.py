@@ -130,15 +130,12 @@ class TwoStreamClassifier(nn.Module):
         return self.forward_head(streams), auxiliary
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """Training losses of one batch (`objective`)."""
         return objective(self.forward_streams(step.images), step.targets, criterion=step.criterion)
 
     def get_classifier(self) -> nn.Module:
-        """The predicting classifier."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Create new zero-initialised classifiers for both streams; 0 classes for none."""
         if global_pool is not None:
             self.check_pool(global_pool)
         weight = self.fc_norm.weight
@@ -147,11 +144,9 @@ class TwoStreamClassifier(nn.Module):
         self.auxiliary_head = classifier(self.embed_dim, num_classes).to(weight)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the layers in the backward pass instead of keeping their activations."""
         self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the position tables and class tokens, which have no weight decay."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim == 3}
 
 

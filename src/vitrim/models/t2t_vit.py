@@ -80,7 +80,6 @@ class TokenPerformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new random features."""
         if not self.w.is_meta:
             nn.init.orthogonal_(self.w, gain=math.sqrt(len(self.w)))
 
@@ -247,7 +246,6 @@ class T2TViT(VisionTransformer):
                 block.attn.q_norm = Scaled(qk_scale / block.attn.scale)
 
     def init_weights(self, mode: str = "", **options: Any) -> None:  # type: ignore[override]
-        """Initialise as timm does, with the fixed table of positions."""
         super().init_weights(mode, **options)
         with torch.no_grad():
             self.pos_embed.copy_(sinusoid_table(*self.pos_embed.shape[1:]))

@@ -220,7 +220,6 @@ class Detector(DenseModel):
         return done
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """Training losses of one batch, see `criterion`."""
         return self.criterion(step.images, cast("Sequence[Mapping[str, Tensor]]", step.targets))
 
     def criterion(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -83,7 +83,6 @@ class RoIs(RoIHeads):
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: list[Tensor], image_shapes: list[tuple[int, int]]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Boxes, scores and labels of every image, as torchvision's."""
         counts = [len(boxes) for boxes in proposals]
         boxes = self.box_coder.decode(wide(box_regression), proposals).split(counts)
         scores = wide(class_logits).softmax(-1).split(counts)

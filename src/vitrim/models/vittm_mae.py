@@ -217,7 +217,6 @@ class MaskedViTTM(nn.Module):
         return {**losses, "total": losses["memory"] + losses["process"]}
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """Training losses of one batch: `objective` with new masks. Ignores targets."""
         return self.objective(step.images, *self.random_masks(len(step.images)))
 
     def _wanted(self, images: Tensor, patch_size: int, mask: StreamMask) -> Tensor:

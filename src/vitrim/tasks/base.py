@@ -162,7 +162,6 @@ class Task(ABC):
         return batch_size if self.protocol.plain and not self.unpadded else 1
 
     def collate(self, items: list[Any]) -> Any:
-        """Make a batch of a dataset's items."""
         return default_collate(items)
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Any:
@@ -180,7 +179,6 @@ class Task(ABC):
         return vectors
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
-        """Update the metrics with a prediction and its targets."""
         metrics.update(prediction.float(), targets)
 
     def by_class(self, metrics: MetricCollection) -> dict[str, list[float]]:

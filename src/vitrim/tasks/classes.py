@@ -209,7 +209,6 @@ def _description(wnid: str, *, detailed: bool = False) -> str | None:
 
 
 def _shares(one: Name, other: Name) -> bool:
-    """True if two classes have an id or a synonym in common."""
     same_id = one.id is not None and one.id == other.id
     return same_id or not set(map(spelling, one.parts)).isdisjoint(map(spelling, other.parts))
 
@@ -399,7 +398,6 @@ def _in_order(names: Sequence[str], count: int, *, alone: bool) -> bool:
 
 
 def _numbers_in_names(names: Sequence[str], count: int | None) -> list[int]:
-    """The numbers that the data's names are, as places among ``count`` classes."""
     wrong = next((name for name in names if not name.strip().isdecimal() or int(name) >= (count or 0)), None)
     if wrong is not None:
         raise VitrimError(
@@ -415,7 +413,6 @@ def _numbers_in_names(names: Sequence[str], count: int | None) -> list[int]:
 
 
 def _ways() -> str:
-    """Advice on classes that do not match."""
     return (
         "name them as the model does, one per line in the order of the labels, with --data-option class_names=FILE; "
         "score without them (--task embedding; `vitrim optimize`: --no-labels); or say that every label is the number "

@@ -59,7 +59,6 @@ class Embedding(Task):
         self.check_count(targets, count)
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
-        """The embeddings (B, D) of images (B, C, H, W)."""
         return ask(model).embedding(model, images)
 
     def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:

@@ -46,9 +46,6 @@ QUERY_KEY = (0.7, 0.7)
 VALUE_PROJECTION = (0.4, -0.4)
 """Weights of noise and identity in a mimetic initialisation, section 4 of the paper."""
 
-STREAMED = {"image_column", "label_column"}
-"""Data options of a stream."""
-
 
 def build_trainer(
     resolved: Resolved,
@@ -122,7 +119,6 @@ def _about(asked: Recipe, recipe: Recipe, data: Any, train_data: Any, eval_data:
 
 
 def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
-    """The devices, processes and precision of a run."""
     many = DistributedDataParallelKwargs()
     return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[many])
 
@@ -171,12 +167,8 @@ def _images(recipe: Recipe, data: Any, split: str | None) -> Data:
 
 
 def _stream(recipe: Recipe, data: Any) -> ImageStream:
-    """The training images, from front to back."""
     if not isinstance(data, str | Path):
         raise VitrimError("stream=true reads files: give their place, or set stream=false")
-    unknown = sorted(set(recipe.data_options) - STREAMED)
-    if unknown:
-        raise VitrimError(f"data_options: a stream has no {', '.join(unknown)}; it has: {', '.join(sorted(STREAMED))}")
     return stream_images(data, split=recipe.split, **recipe.data_options)
 
 

@@ -118,16 +118,6 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
     return list(groups.values())
 
 
-def check_optimizer(name: str) -> None:
-    """Raise `VitrimError` for an optimiser that timm does not have.
-
-    Example:
-        >>> check_optimizer("adamw")
-    """
-    known = cast("list[str]", list_optimizers())
-    check_known("optimizer", name, known)
-
-
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """The optimiser of a recipe, over the trainable parameters.
 
@@ -140,7 +130,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         'AdamW'
     """
     options = recipe.optimizer
-    check_optimizer(options.name)
+    check_known("optimizer", options.name, cast("list[str]", list_optimizers()))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise VitrimError("nothing to train: trainable matches no parameter")
     lr = options.lr if options.lr_batch is None else options.lr * recipe.batch_size / options.lr_batch

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from pydantic import Field, field_validator, model_validator
 from vitrim.checked import Checked, checked_call, one_line_of
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
+from vitrim.files import parse_yaml, read_yaml
 from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, flat, short
 from vitrim.training import study
 
@@ -424,7 +425,6 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def _shipped(name: str) -> Path:
-    """The file of a recipe in the package."""
     known = recipes()
     if name in known:
         return known[name]
@@ -445,10 +445,7 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     if path == study.TABLE:
         given = study.study(name)
     else:
-        try:
-            given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # `merge` changes sections in place
-        except (*UNREADABLE, OSError) as error:
-            raise VitrimError(f"cannot read {path}: {short(error, 500)}") from None
+        given = read_yaml(path)
         if not isinstance(given, dict):
             raise VitrimError(f"{path} is not a recipe: expected keys and values")
     base = given.pop("base", None)
@@ -472,28 +469,6 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
 # ---- values as written by people: YAML, and key=value with dotted keys -----------------------------------------------
 
 
-UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
-"""Errors of reading YAML, including dates that do not exist and deep nesting."""
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys, whose first value would be lost silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        keys = [self.construct_object(key, deep=True) for key in named]
-        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} comes twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-@lru_cache(maxsize=16)
-def _read_yaml(text: str) -> Any:
-    """Parse YAML, cached by text, because many recipes share a base."""
-    return yaml.load(text, _UniqueKeys)
-
-
 def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
     """The nested values of ``key=value`` texts, or of a mapping with dotted keys; the last of duplicate keys counts.
 
@@ -512,12 +487,8 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
             key, equals, text = change.partition("=")
             if not equals or not key:
                 raise VitrimError(f"cannot read '{short(change)}': write key=value, e.g. optimizer.lr=1e-4")
-            try:  # YAML reserves the @ of a method's file
-                value = text if text.startswith("@") else copy.deepcopy(_read_yaml(text))
-            except yaml.MarkedYAMLError:
-                raise VitrimError(f"cannot read '{short(change)}': its value is not YAML") from None
-            except UNREADABLE as error:
-                raise VitrimError(f"cannot read '{short(change)}': {short(error, 500)}") from None
+            # YAML reserves the @ of a method's file
+            value = text if text.startswith("@") else parse_yaml(text, f"'{short(change)}'")
             if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 reads 1e-4 as text
                 with suppress(ValueError):
                     value = float(value)

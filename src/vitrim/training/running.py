@@ -55,5 +55,4 @@ class Running(Refined):
 
     @property
     def trackers(self) -> tuple[str | GeneralTracker, ...]:
-        """All requested trackers."""
         return (*self.log_with, *(["tensorboard"] if self.tensorboard else []))

@@ -146,7 +146,6 @@ def train(
 
 
 def _report(trainer: Trainer, data: Any, result: dict[str, Any], *, dry_run: bool) -> TrainReport:
-    """The report of a run that has ended, or of a dry run."""
     from vitrim.engines.machine import environment
     from vitrim.training.build import chosen_splits
 

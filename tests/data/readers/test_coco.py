@@ -59,9 +59,9 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("{", r"^cannot read .*instances_val2014.json: it is not JSON: .*line 1"),
-        ([1], r"^.*instances_val2014.json is not of COCO's form: \[1\]; valid: an object with images, annotations"),
-        ({"images": []}, r"is not of COCO's form: it has no categories; valid: a list of objects$"),
+        ("{", r"^cannot read .*instances_val2014.json: it is not valid JSON .*line 1"),
+        ([1], r"^.*instances_val2014.json is not of COCO's form: it has no categories"),
+        ({"images": []}, r"is not of COCO's form: it has no categories that are a list of objects$"),
         (changed("images", [{"id": 7}]), r"^image 0 \(id 7\) in .* has no file_name; valid: the name of a file$"),
         (
             changed("images", [{"id": 7, "file_name": "x.jpg"}]),

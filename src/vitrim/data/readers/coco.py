@@ -21,6 +21,7 @@ from vitrim.data.objects import SLACK, Outline, examine, from_corner_and_size, m
 from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
+from vitrim.files import parse_json
 
 _SPLITS = ("train", "val")
 LONGEST_SIDE = 2**16
@@ -142,15 +143,12 @@ class Entries:
     file: Path
 
     @classmethod
-    def of(cls, content: dict[str, Any], name: str, what: str, file: Path) -> Entries:
+    def of(cls, content: Any, name: str, what: str, file: Path) -> Entries:
         """The list ``name`` of a file."""
-        if type(content.get(name)) is not list:
-            found = f"has {name} {shown(content[name])}" if name in content else f"has no {name}"
-            raise DataError(f"{file} is not of COCO's form: it {found}; valid: a list of objects")
-        for number, row in enumerate(content[name]):
-            if type(row) is not dict:
-                raise DataError(f"{what} {number} in {file} is {shown(row)}; valid: an object")
-        return cls(content[name], what, file)
+        rows = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DataError(f"{file} is not of COCO's form: it has no {name} that are a list of objects")
+        return cls(rows, what, file)
 
     def check(self, fields: Fields, *unique: str) -> None:
         """Refuse an entry with an invalid value in one of ``fields``, or a repeated one in a ``unique`` field."""
@@ -166,7 +164,6 @@ class Entries:
                     self.refuse(number, field, f"one of its own, {self.what} {earlier} has this one")
 
     def refuse(self, number: int, field: str, valid: str) -> NoReturn:
-        """Raise the error of one entry."""
         row = self.rows[number]
         found = f"has {field} {shown(row[field])}" if field in row else f"has no {field}"
         raise DataError(f"{self.where(number)} {found}; valid: {valid}")
@@ -207,15 +204,7 @@ def read_annotations(file: Path, source: str, image: Fields, annotation: Fields,
 
     ``image`` and ``annotation`` are the fields that are read of each; ``hook`` changes an object of the file in place.
     """
-    text = read_text(file, source)
-    try:
-        content = json.loads(text, object_hook=hook)
-    except ValueError as error:  # not JSON, or a number with thousands of digits
-        raise DataError(f"cannot read {file}: it is not JSON: {error}") from error
-    except RecursionError as error:
-        raise DataError(f"cannot read {file}: its lists are nested too deep for JSON") from error
-    if type(content) is not dict:
-        raise DataError(f"{file} is not of COCO's form: {shown(content)}; valid: an object with images, annotations")
+    content = parse_json(read_text(file, source), file, DataError, hook=hook)
     categories = Entries.of(content, "categories", "category", file)
     categories.check({**ID, **CATEGORY}, "id", "name")
     if not categories.rows:

@@ -68,7 +68,6 @@ def read_imagenet(path: str, *, split: str | None = None, labels: str | None = N
 
 
 def _flat(root: Path, folder: Path, source: str, split: str, file: Path | None) -> ImageDataset:
-    """The images directly in a folder, in the order of their names."""
     of_stem = _wnids(file or _label_file(root, folder), source)
     images = files_by_stem(folder, source)
     unknown = [images[stem].name for stem in images if stem not in of_stem]
@@ -117,7 +116,6 @@ def _wnids(file: Path, source: str) -> dict[str, str]:
 
 
 def _ids_of_devkit(folder: Path, source: str) -> dict[str, str]:
-    """The WordNet ids of the devkit's own numbers."""
     mapped, meta = folder / "map_clsloc.txt", folder / "meta.mat"
     if mapped.is_file():
         words = [line.split() for line in read_text(mapped, source).splitlines() if line.strip()]

@@ -105,7 +105,6 @@ def _original(root: Path, source: str) -> list[_Row]:
 
 
 def _read(file: Path, source: str) -> list[_Row]:
-    """The rows below the header."""
     lines = csv.reader(StringIO(read_text(file, source)))
     rows: list[_Row] = []
     try:

@@ -74,7 +74,6 @@ def read_webdataset(
 
 
 def _table(files: list[Path], source: str) -> Any:
-    """The samples of archives as one `datasets.Dataset`."""
     for file in files:
         check_regular(file, str(file))
     data_files = {_ALL: escaped(files)}
