@@ -81,6 +81,7 @@ def test_every_method_shows_its_pictures(method: str, service: Service, ship: by
     assert reduced.same is (reduced.side.best[0][0] == "ship")
     assert reduced.timing is not None
     median, q1, q3 = reduced.timing.speedup
+    assert min(reduced.timing.dense_ms, reduced.timing.reduced_ms) > 0.0
     assert 0 < q1 <= median <= q3
 
 

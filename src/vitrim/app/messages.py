@@ -120,8 +120,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Timing:
-    """The speed-up within rounds at batch 1: median, lower and upper quartile."""
+    """Median milliseconds at batch 1, and the speed-up within rounds: median, lower and upper quartile."""
 
+    dense_ms: float
+    reduced_ms: float
     speedup: tuple[float, float, float]
 
     @property
@@ -129,7 +131,7 @@ class Timing:
         """The speed in words; no difference if 1 is between the quartiles.
 
         Example:
-            >>> def said(*speedup): return Timing(speedup).words
+            >>> def said(*speedup): return Timing(1, 1, speedup).words
             >>> said(0.84, 0.8, 0.9), said(1.1, 0.9, 1.3), said(1.25, 1.2, 1.3), said(2.31, 2.2, 2.4)
             ('16 % slower here', 'about as fast here', '25 % faster here', '2.3 times as fast here')
         """

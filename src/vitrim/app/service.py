@@ -274,5 +274,8 @@ def _timings(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor) 
     budget = Budget(ROUNDS, min_seconds=0.0, max_rounds=ROUNDS, warmup_rounds=1)
     with warnings.catch_warnings(), torch.random.fork_rng([]):
         warnings.simplefilter("ignore", ReductionWarning)
-        _, *rows = measure(model, {config.describe(): config for config in configs}, images, budget=budget)
-    return [Timing((row["speedup"], row["speedup_q1"], row["speedup_q3"])) for row in rows]
+        dense, *rows = measure(model, {config.describe(): config for config in configs}, images, budget=budget)
+    base = dense["latency_ms"]["p50"]
+    return [
+        Timing(base, row["latency_ms"]["p50"], (row["speedup"], row["speedup_q1"], row["speedup_q3"])) for row in rows
+    ]
