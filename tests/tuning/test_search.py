@@ -196,6 +196,14 @@ def test_bad_candidates_stop_early_and_the_best_is_scored_on_all_images() -> Non
     assert result.constant.images == result.searched.images == 64
 
 
+def test_a_short_search_comes_near_the_planted_optimum() -> None:
+    least, _ = brute_force(planted)
+    result, seen = run(Simulated(planted, noise=0.0), evaluations=18)
+    constant = planted(result.constant.config)
+    assert planted(result.best.config) - least <= 0.35 * (constant - least)
+    assert all(trial.share <= LIMIT for trial in seen)
+
+
 # ---- resume ----------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.tuning.cost import Cost, within
-from vitrim.tuning.space import Space, normal, slope, training_free
+from vitrim.tuning.space import Space, normal, training_free
 
 TUNABLE = [name for name, kind in methods().items() if kind.tunable is not None]
 WITH_LIST = [name for name in TUNABLE if getattr(methods()[name].tunable, "per_layer", None) is not None]

@@ -25,9 +25,6 @@ FEW = 3.5
 """Over the number of images, standard errors more at which a setting drops out: on few images, the error is itself
 uncertain. As unlikely as `ERRORS` on many images by Student's t are 2.4 on 8, and 2.1 on 32."""
 
-TOGETHER = 8
-"""Settings that run in one pass over the images, and are stored together."""
-
 
 # ---- comparisons -----------------------------------------------------------------------------------------------------
 
@@ -100,20 +97,15 @@ class Evaluator:
             VitrimError: the model does not have the proxy.
         """
 
-        found: list[Scores] = []
-        for first in range(0, len(configs), TOGETHER):
-            some = configs[first : first + TOGETHER]
+        def measure(places: Sequence[int]) -> list[dict[str, str]]:
+            rows = self.scorer([configs[place] for place in places], part, start, stop)
+            if rows and self.proxy not in rows[0]:
+                raise VitrimError(f"this model has no {self.proxy} per image; it has: {', '.join(rows[0])}")
+            return [{name: _text(values) for name, values in row.items()} for row in rows]
 
-            def measure(places: Sequence[int], some: Sequence[MethodConfig] = some) -> list[dict[str, str]]:
-                rows = self.scorer([some[place] for place in places], part, start, stop)
-                if rows and self.proxy not in rows[0]:
-                    raise VitrimError(f"this model has no {self.proxy} per image; it has: {', '.join(rows[0])}")
-                return [{name: _text(values) for name, values in row.items()} for row in rows]
-
-            names = [f"{part} {start}-{stop}: {config.describe()}" for config in some]
-            rows = self.store.values(names, measure, together=True)
-            found += [{name: _numbers(text) for name, text in row.items()} for row in rows]
-        return found
+        names = [f"{part} {start}-{stop}: {config.describe()}" for config in configs]
+        rows = self.store.values(names, measure, together=True)
+        return [{name: _numbers(text) for name, text in row.items()} for row in rows]
 
     def whole(self, configs: Sequence[MethodConfig], part: Part) -> list[Scores]:
         """Scores of all proxies on all images of a part."""
