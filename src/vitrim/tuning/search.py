@@ -499,7 +499,7 @@ class Searches:
         timed = whole if space.adaptive else whole[:1]
 
         def clock(configs: Sequence[MethodConfig]) -> tuple[NDArray[np.float64], float]:
-            return self.timer(model, configs, timed, None)
+            return self.timer(model, configs, timed)
 
         def measure() -> dict[str, Any]:
             fit, dense_ms = latency_fit(space, clock, seed=self.seed, counted=counted)
