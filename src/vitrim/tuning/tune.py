@@ -273,8 +273,6 @@ def train_grid(
             f"--device {device} names one of several devices, and with --train accelerate chooses it: write --device "
             f"{kind}"
         )
-    if out is None or not isinstance(data, str):
-        raise VitrimError("training at the points of a grid needs a folder, out, and the source of its data")
     texts, folder, device = [grid] if isinstance(grid, str) else list(grid), Path(out), device or "cpu"
     points = parse_grid(texts, recipe=True)
     most = len(points.points(number, seed))
