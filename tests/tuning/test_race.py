@@ -63,7 +63,9 @@ class Noisy:
     def images(self, part: Part) -> int:
         return self.count
 
-    def __call__(self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+    def __call__(
+        self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int, *seen: Any
+    ) -> list[Scores]:
         found: list[Scores] = []
         for config in configs:
             key = [self.seed, len(part), *config.describe().encode()]

@@ -63,7 +63,9 @@ class Simulated:
     def images(self, part: Part) -> int:
         return self.count
 
-    def __call__(self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+    def __call__(
+        self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int, *seen: Any
+    ) -> list[Scores]:
         self.calls += len(configs)
         return [self._scores(config, part, start, stop) for config in configs]
 

@@ -188,8 +188,8 @@ def test_what_cannot_be_is_said_before_any_work(
     assert not Path("tuned").exists()
 
 
-def test_a_recipe_at_the_points_of_a_grid_needs_a_folder_and_a_source(images: Path) -> None:
-    with pytest.raises(VitrimError, match="data=.*must be a text"):
+def test_a_recipe_at_the_points_of_a_grid_needs_a_source(images: Path) -> None:
+    with pytest.raises(VitrimError, match=r"data=.*must be a text"):
         vitrim.train_grid("cifar10_vit", "epochs=1", load_data("images"))
     with pytest.raises(VitrimError, match="--device cuda:1 names one of several devices"):
         vitrim.train_grid("cifar10_vit", "epochs=1", "images", device="cuda:1")

@@ -362,11 +362,8 @@ class Race:
     @cached_property
     def evaluator(self) -> Evaluator:
         """The divergence of settings from the dense model, image by image; of towers the distance of the embedding."""
-        scorer = ModelScorer(self.model, self.task, self.images, seen=self._scored)
-        return Evaluator(scorer, self.store, "cosine" if isinstance(self.loss, NeighbourLoss) else "kl")
-
-    def _scored(self, images: int, count: int, settings: int) -> None:
-        self.say(f"{settings} settings scored on {images} of {count} images")
+        proxy = "cosine" if isinstance(self.loss, NeighbourLoss) else "kl"
+        return Evaluator(ModelScorer(self.model, self.task, self.images), self.store, proxy, self.say)
 
     def losses(self, configs: Sequence[MethodConfig]) -> list[dict[str, float]]:
         """``loss, loss_error, kl`` of reduced models in PyTorch, on the first third."""
