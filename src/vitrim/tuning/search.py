@@ -449,6 +449,7 @@ class Searches:
         engine, precision = spec.where
         return {
             "vitrim": version("vitrim"),
+            "optuna": version("optuna"),
             "made_for": {**described(host_of(self.model), self.model), "parameters": weights_fingerprint(self.model)},
             "base": ", ".join(space.base.describe() for space in self.spaces),
             "target": ", ".join(map(str, self.targets)),
