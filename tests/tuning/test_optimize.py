@@ -168,7 +168,7 @@ def whole(source: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def run(
     source: str, out: Path, images: Mapping[str, Any] = {}, results: Mapping[str, Any] = {}, **changes: Any
 ) -> OptimizeReport:
-    data, place = vitrim.DataSpec(source, **images), vitrim.Results(out, **results)
+    data, place = vitrim.JudgedData(source, **images), vitrim.FileResults(out, **results)
     return optimize(model(), data, out=place, **{**GIVEN, **changes})
 
 
