@@ -70,9 +70,9 @@ def optimize(
     if images.source is None:
         raise VitrimError("--images is missing: methods are compared on images, best with labels")
     with resumable(aim.out / "study.jsonl"), progress(f"loading {model.name}") as signs:
-        from vitrim.results import FileResults
         from vitrim.measure.inputs import JudgedData
-    from vitrim.tuning.optimize import optimize
+        from vitrim.results import FileResults
+        from vitrim.tuning.optimize import optimize
 
         compute.start()
         report = optimize(
