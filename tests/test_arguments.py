@@ -48,7 +48,6 @@ def test_an_object_with_fewer_fields_is_completed_and_one_with_more_is_refused()
         (lambda: vitrim.Pictures("a", ["pdf"]), "formats=pdf", "'png' or 'svg'"),
         (lambda: vitrim.Prompt(new_tokens=-1), "new_tokens=-1", "at least 0"),
         (lambda: vitrim.Prompt(select="divprun:tokens=4"), "unknown selector 'divprun'", "did you mean 'divprune'"),
-        (lambda: vitrim.SearchSpec("grid"), "strategy=grid", "evolution"),
         (lambda: vitrim.SearchSpec(proxy="loss"), "proxy=loss", "'feature'"),
         (lambda: vitrim.SearchSpec(minutes=0), "minutes=0", "above 0"),
         (lambda: vitrim.Running(Path("a"), save_minutes="x"), "save_minutes=x", "a number"),

@@ -110,10 +110,7 @@ def commands(root: Path) -> list[tuple[list[str], str | None]]:
             "'matplotlib': pip install 'vitrim[analysis]'",
         ),
         (["compare", *MODEL, "-m", "tome:r=1", *data, "--figure", f"{root}/c.png"], "pip install 'vitrim[analysis]'"),
-        (
-            ["tune", *MODEL, *data, "-m", "tome", "--target", "macs=0.8", "--search", "tpe"],
-            "pip install 'vitrim[tune]'",
-        ),
+        (["tune", *MODEL, *data, "-m", "tome", "--target", "macs=0.8"], "'optuna': pip install 'vitrim[tune]'"),
         (["export", *MODEL, "--out", f"{root}/m.onnx"], "pip install 'vitrim[export]'"),
         (["export", *MODEL, "--out", f"{root}/m.xml"], "pip install 'vitrim[openvino]'"),
         (["app"], "'gradio': pip install 'vitrim[app]'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from full_matrix import cells
 from vitrim.core.registry import make_method, methods
 from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
-from vitrim.measure.latency import Budget
-from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, eager, latency_fit, samples
+from vitrim.measure.latency import Budget, time_interleaved
+from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, latency_fit, samples, timer_on
 from vitrim.tuning.space import Space, quiet
 
 IMAGES = torch.zeros(2, 3, 32, 32)
@@ -99,12 +100,14 @@ def test_planted_coefficients_are_recovered_and_errors_are_those_of_leaving_one_
     assert fit.worst == pytest.approx(np.max(errors))
 
 
-def test_latency_is_timed_on_this_device_and_states_its_error(model: VisionTransformer) -> None:
+def test_latency_is_timed_on_this_device_and_states_its_error(
+    model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = partial(time_interleaved, budget=Budget(1, 0.0, 1, 0))
+    monkeypatch.setattr("vitrim.tuning.cost.time_interleaved", few)
     space = Space.of(model, "tome")
     with quiet():
-        fit, dense_ms = latency_fit(
-            space, lambda configs: eager(model, configs, [IMAGES], Budget(1, 0.0, 1, 0)), number=8
-        )
+        fit, dense_ms = latency_fit(space, lambda configs: timer_on(["eager"])(model, configs, [IMAGES]), number=8)
     assert dense_ms > 0.0
     assert 0.0 <= fit.error <= fit.worst
     assert LatencyCost(space, fit).error == fit.error

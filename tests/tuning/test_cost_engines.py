@@ -19,7 +19,7 @@ from vitrim.engines.engine import Eager
 from vitrim.engines.runnable import Module, Runnable
 from vitrim.errors import VitrimError
 from vitrim.tuning import cost as costs
-from vitrim.tuning.cost import LatencyCost, eager, latency_fit, timer_on
+from vitrim.tuning.cost import LatencyCost, latency_fit, timer_on
 from vitrim.tuning.search import SearchSpec
 from vitrim.tuning.space import Space, quiet
 
@@ -57,7 +57,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of calls that were timed in turn, each time."""
     counted: list[int] = []
 
-    def fake(calls: Mapping[str, Callable[[], Any]], device: object, budget: object) -> dict[str, Any]:
+    def fake(calls: Mapping[str, Callable[[], Any]], device: object) -> dict[str, Any]:
         counted.append(len(calls))
         return {name: np.full(3, call()) for name, call in calls.items()}
 
@@ -70,7 +70,7 @@ def test_settings_are_timed_on_the_engine_that_is_fastest_for_dense(
 ) -> None:
     timed = timer_on([Graph("slow", 3.0, together), Graph("quick", 0.5, together)])
     configs = [vitrim.ToMe(r=[r, 0]) for r in range(1, 9)]
-    ratios, dense_ms = timed(model, configs, [IMAGES], None)
+    ratios, dense_ms = timed(model, configs, [IMAGES])
     assert dense_ms == 16.0
     assert ratios == pytest.approx([sum(config.counts(16, 2) or ()) / 32 for config in configs])
     assert together == [4, 1 + costs.TOGETHER, 1 + 8 - costs.TOGETHER]
@@ -81,7 +81,7 @@ def test_a_latency_is_that_of_the_engine(model: VisionTransformer, together: lis
     space = Space.of(model, "tome")
     timer = timer_on([Graph("quick", 0.5, together)])
     with quiet():
-        fit, dense_ms = latency_fit(space, lambda configs: timer(model, configs, [IMAGES], None), number=8)
+        fit, dense_ms = latency_fit(space, lambda configs: timer(model, configs, [IMAGES]), number=8)
     assert fit.worst < 1e-6
     assert dense_ms * LatencyCost(space, fit).share(vitrim.ToMe(r=4)) == pytest.approx(0.5 * (12 + 8))
 
@@ -89,12 +89,8 @@ def test_a_latency_is_that_of_the_engine(model: VisionTransformer, together: lis
 def test_a_method_that_does_not_run_on_every_engine_is_refused(model: VisionTransformer, together: list[int]) -> None:
     timed = timer_on([Eager(), Graph("quick", 0.5, together)])
     with pytest.raises(VitrimError, match="runs on none of these engines: no"):
-        timed(model, [vitrim.parse_method("atm")], [IMAGES], None)
+        timed(model, [vitrim.parse_method("atm")], [IMAGES])
     assert together == []
-
-
-def test_eager_alone_is_the_timer_that_was() -> None:
-    assert timer_on(["eager"]) is eager
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ def test_every_model_is_timed_in_the_precision_of_the_engine(
 
     engine = Half("half", 1.0, together)
     engine.precision = "bf16"
-    timer_on([engine])(model, [vitrim.ToMe(r=2), vitrim.ToMe(r=4)], [IMAGES], None)
+    timer_on([engine])(model, [vitrim.ToMe(r=2), vitrim.ToMe(r=4)], [IMAGES])
     assert {reduced for reduced, *_ in dtypes} == {False, True}
     assert {tuple(each) for _, *each in dtypes} == {(torch.bfloat16, torch.bfloat16)}
     assert next(model.parameters()).dtype == torch.float32

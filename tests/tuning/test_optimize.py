@@ -168,7 +168,7 @@ def whole(source: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def run(
     source: str, out: Path, images: Mapping[str, Any] = {}, results: Mapping[str, Any] = {}, **changes: Any
 ) -> OptimizeReport:
-    data, place = vitrim.DataSpec(source, **images), vitrim.Results(out, **results)
+    data, place = vitrim.JudgedData(source, **images), vitrim.FileResults(out, **results)
     return optimize(model(), data, out=place, **{**GIVEN, **changes})
 
 
@@ -258,7 +258,7 @@ def test_killed_and_resumed_ends_the_same(source: str, whole: Whole, watch: Watc
 def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
     source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitrim.tuning.halving.TOGETHER", 1)
+    monkeypatch.setattr("vitrim.measure.store.TOGETHER", 1)
     follow, passes = Measurement.follow, []
 
     def stopping(self: Measurement, *given: Any) -> None:

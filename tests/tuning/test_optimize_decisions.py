@@ -76,7 +76,7 @@ class Tables:
     def images(self, part: str) -> int:
         return IMAGES
 
-    def __call__(self, configs: Any, part: str, start: int, stop: int) -> list[Any]:
+    def __call__(self, configs: Any, part: str, start: int, stop: int, *seen: Any) -> list[Any]:
         """The divergence of every image, for the race."""
         return [{"kl": np.full(stop - start, self.lost[config.describe()]["kl"])} for config in configs]
 

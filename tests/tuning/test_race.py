@@ -63,7 +63,9 @@ class Noisy:
     def images(self, part: Part) -> int:
         return self.count
 
-    def __call__(self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+    def __call__(
+        self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int, *seen: Any
+    ) -> list[Scores]:
         found: list[Scores] = []
         for config in configs:
             key = [self.seed, len(part), *config.describe().encode()]
@@ -144,14 +146,12 @@ def test_methods_that_stay_in_the_race_share_the_evaluations(evaluations: int) -
     assert len(tried) == max(evaluations, len(starts))
 
 
-def test_children_are_of_the_best_settings_that_saw_all_images_whatever_their_methods() -> None:
+def test_settings_are_proposed_for_the_method_of_the_best_one_so_far() -> None:
     search = searching(Noisy(noise=0.0))
-    search.run(40)
-    full = sorted(filter(search._full, search.trials), key=search._score)
-    left = {trial.method for trial in search.trials if trial.source in ("mutation", "crossover")}
-    assert full[0].method in left
-    assert left <= {row.method for row in search.outcomes() if row.state == "searched"}
-    sources = [trial.source for trial in search.trials]
-    assert sources == sorted(
-        sources, key=lambda source: ("constant", "start").index(source) if source in ("constant", "start") else 2
-    )
+    search.run(30)
+    proposed = [trial for trial in search.trials if trial.source == "tpe"]
+    assert proposed
+    assert search.trials[-len(proposed) :] == proposed, "after all starts"
+    for trial in proposed:
+        before = filter(search._full, search.trials[: trial.number])
+        assert trial.method == min(before, key=search._score).method

@@ -17,7 +17,7 @@ CONSTANT, SEARCHED = vitrim.ToMe(r=4), vitrim.ToMe(r=[8, 4, 0])
 
 
 def trial(number: int, score: float, config: Any = CONSTANT) -> Trial:
-    return Trial(number, "tome", config, (1.0, 1.0), 0.6, "mutation", 8, {"feature": score})
+    return Trial(number, "tome", config, (1.0, 1.0), 0.6, "tpe", 8, {"feature": score})
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -45,4 +45,4 @@ def test_progress_names_the_first_of_every_method_and_what_is_better_than_all_be
     assert [(done, most, bool(text)) for done, most, text in lines] == [
         (1, 6, True), (2, 6, False), (3, 6, True), (4, 6, True), (5, 6, True), (6, 6, False),
     ]  # fmt: skip
-    assert lines[2][2] == "feature 1 at 40.0 % saved: tome:r=4 (mutation)"
+    assert lines[2][2] == "feature 1 at 40.0 % saved: tome:r=4 (tpe)"

@@ -63,7 +63,9 @@ class Simulated:
     def images(self, part: Part) -> int:
         return self.count
 
-    def __call__(self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+    def __call__(
+        self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int, *seen: Any
+    ) -> list[Scores]:
         self.calls += len(configs)
         return [self._scores(config, part, start, stop) for config in configs]
 
@@ -91,12 +93,10 @@ def run(
     resume: bool = False,
     seed: int = 0,
     evaluations: int = 40,
-    strategy: str = "evolution",
 ) -> tuple[Result, list[Trial]]:
     seen: list[Trial] = []
     store = Store(file, {"seed": seed}, resume=resume)
-    how: dict[str, Any] = {"strategy": strategy, "seed": seed, "on_trial": seen.append}
-    return searching(scorer, store=store, **how).run(evaluations), seen
+    return searching(scorer, store=store, seed=seed, on_trial=seen.append).run(evaluations), seen
 
 
 def searching(scorer: Simulated, *, store: Store | None = None, cost: Cost | None = None, **options: Any) -> Search:
@@ -198,33 +198,29 @@ def test_bad_candidates_stop_early_and_the_best_is_scored_on_all_images() -> Non
     assert result.constant.images == result.searched.images == 64
 
 
-# ---- resume ----------------------------------------------------------------------------------------------------------
-
-
-def test_tpe_comes_near_the_planted_optimum() -> None:
+def test_a_short_search_comes_near_the_planted_optimum() -> None:
     least, _ = brute_force(planted)
-    result, seen = run(Simulated(planted, noise=0.0), strategy="tpe", evaluations=18)
+    result, seen = run(Simulated(planted, noise=0.0), evaluations=18)
     constant = planted(result.constant.config)
     assert planted(result.best.config) - least <= 0.35 * (constant - least)
     assert all(trial.share <= LIMIT for trial in seen)
 
 
+# ---- resume ----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "evaluations", "source"), [("evolution", 16, "mutation"), ("tpe", 8, "tpe")])
-def test_a_search_that_was_stopped_anywhere_ends_as_one_that_was_not(
-    tmp_path: Path, strategy: str, evaluations: int, source: str
-) -> None:
-    how: dict[str, Any] = {"strategy": strategy, "evaluations": evaluations}
+def test_a_search_that_was_stopped_anywhere_ends_as_one_that_was_not(tmp_path: Path) -> None:
     scorer = Simulated(planted, noise=0.05)
-    whole, seen = run(scorer, tmp_path / "whole.jsonl", **how)
-    assert {trial.source for trial in seen} >= {"constant", "start", source}
+    whole, seen = run(scorer, tmp_path / "whole.jsonl", evaluations=10)
+    assert {trial.source for trial in seen} >= {"constant", "start", "tpe"}
     text = (tmp_path / "whole.jsonl").read_bytes()
     lines = text.splitlines(keepends=True)
     for cut in range(1, len(lines), 1 if FULL_MATRIX else max(len(lines) // 8, 1)):
         part = tmp_path / "part.jsonl"
         part.write_bytes(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])  # killed while it wrote
         again = Simulated(planted, noise=0.05)
-        resumed, _ = run(again, part, resume=True, **how)
+        resumed, _ = run(again, part, resume=True, evaluations=10)
         assert part.read_bytes() == text
         assert resumed == whole
         assert again.calls == len(lines) - cut, "what is in the file is not measured again"

@@ -12,7 +12,7 @@ from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.tuning.cost import Cost, within
-from vitrim.tuning.space import Space, normal, slope, training_free
+from vitrim.tuning.space import Space, normal, training_free
 
 TUNABLE = [name for name, kind in methods().items() if kind.tunable is not None]
 WITH_LIST = [name for name in TUNABLE if getattr(methods()[name].tunable, "per_layer", None) is not None]
@@ -50,25 +50,6 @@ def test_points_come_back_from_settings(name: str) -> None:
         # whole tokens, of the 6 that strength 0.2 is
         assert one.point(config) == pytest.approx(point, abs=0.17)
         assert one.config(one.point(config), 0.2)
-
-
-@pytest.mark.parametrize("name", WITH_LIST)
-def test_moves_stay_in_the_space_and_follow_from_the_seed(name: str) -> None:
-    one = space(name)
-    found = []
-    for _ in range(2):
-        random = np.random.default_rng(5)
-        config, points = one.config((1.0,) * one.size, 0.2), []
-        for _ in range(30):
-            points += [one.mutate(config, random), one.cross(slope(-1.0, one.size), one.point(config), random)]
-            config = one.config(points[-2], 0.2)
-        found.append(points)
-    assert found[0] == found[1]
-    for point in found[0]:
-        assert len(point) == one.size
-        assert min(point) >= 0.0
-        assert max(point) == 1.0
-    assert len(set(found[0])) > 20
 
 
 @pytest.mark.parametrize("name", TUNABLE)
@@ -168,32 +149,3 @@ def test_what_has_no_counts_of_its_own_is_not_levelled(text: str) -> None:
     assert Space(config, num_layers=12, grid=(14, 14), num_prefix=1).level(config) == config
     few = vitrim.parse_method("tome:r=3")
     assert Space(few, num_layers=12, grid=(7, 7), num_prefix=1).level(few) == few
-
-
-@pytest.mark.parametrize(
-    ("text", "side", "unit"),
-    [
-        ("tome", 8, 1.0),  # a 64th of 64 patches
-        ("tome", 5, 1.0),  # one at least
-        ("tome", 16, 4.0),
-        ("tome", 14, 196 / 64),
-        ("topk:blocks=[0,1,2,3,4,5]", 8, 1 / 32),  # of what may be removed, and not of the patches
-    ],
-)
-def test_a_step_is_one_to_four_units_from_one_block_to_another(text: str, side: int, unit: float) -> None:
-    """Of all mutations of one setting, those that change two blocks: what one of them gains, the other one loses."""
-    one = Space(vitrim.parse_method(text), num_layers=6, grid=(side, side), num_prefix=1)
-    config, random = one.config((1.0,) * 6, 0.2), np.random.default_rng(0)
-    value = getattr(config, str(one.per_layer))[0]
-    start = one.tunable.strength(value, one.patches)  # of every block
-    whole = 1.0 if one.tunable.digits else one.tunable.end(one.patches)  # shares, or tokens
-    steps = set()
-    for _ in range(200):
-        point = one.mutate(config, random)
-        usual = sorted(point)[len(point) // 2]
-        down, *others, up = sorted(point)
-        if down < usual < up and set(others) == {usual}:
-            step = start * (up / usual - 1.0)
-            assert down / usual == pytest.approx(max(start - step, 0.0) / start)
-            steps.add(round(step * whole / unit, 6))
-    assert steps == {1.0, 2.0, 3.0, 4.0}

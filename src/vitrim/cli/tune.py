@@ -39,7 +39,6 @@ class SearchSetup(Setup):
         int | None, typer.Option(min=1, max=100_000, help="most settings to try; default 60, of a grid all")
     ] = None
     proxy: Annotated[str, typer.Option(help="damage to minimise: feature, kl, cosine, agree")] = "feature"
-    search: Annotated[str, typer.Option(help="evolution, or optuna's tpe")] = "evolution"
     minutes: Annotated[
         float | None, typer.Option(min=0.0, max=60 * 24 * 365.0, help="end the search after this time")
     ] = None
@@ -72,16 +71,8 @@ class SearchSetup(Setup):
                 "name the method in --grid" if self.methods else "-m METHOD is missing: say what to tune, e.g. tome"
             )
         if self.grid is not None:
-            refuse(
-                self,
-                "for a search with --target or --front",
-                "engine",
-                "precision",
-                "check",
-                "minutes",
-                "proxy",
-                "search",
-            )
+            others = ("engine", "precision", "check", "minutes", "proxy")
+            refuse(self, "for a search with --target or --front", *others)
         if self.train is not None:
             what = "not for --train, whose recipe says how the model is made and the data are read"
             refuse(model, what, "pretrained", "checkpoint", "model_option")
@@ -128,7 +119,7 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
             if how.grid is not None:
                 report = tune_grid(spec, how.grid, images, number=how.evaluations, **common)
             else:
-                found = SearchSpec(how.search, how.proxy, how.minutes, how.engine, how.precision)  # type: ignore[arg-type]
+                found = SearchSpec(how.proxy, how.minutes, how.engine, how.precision)  # type: ignore[arg-type]
                 front = how.front or ""
                 alone = "," not in front and "=" in front
                 aim: Any = Target.parse(how.target) if how.target is not None else [front] if alone else front

@@ -24,6 +24,9 @@ FORMAT = 1
 SETTINGS = "settings"
 """Name of the first unit."""
 
+TOGETHER = 8
+"""Most units that are measured in one call, and then written."""
+
 Value = TypeVar("Value")
 
 
@@ -93,14 +96,16 @@ class Store:
 
         Args:
             names: of the units, all different.
-            measure: called once with the places of those that are not in the file, and returns their values.
+            measure: called with the places of those that are not in the file, `TOGETHER` at a time, and returns their
+                values.
             together: all processes call ``measure``, which returns the same for all; otherwise the first one does.
         """
         missing = [place for place, name in enumerate(names) if name not in self._units]
-        if missing:
-            made = measure(missing) if together or self.processes.index == 0 else None
+        for start in range(0, len(missing), TOGETHER):
+            places = missing[start : start + TOGETHER]
+            made = measure(places) if together or self.processes.index == 0 else None
             made = made if together else self.processes.gather(made)[0]
-            units = {names[place]: json.loads(json.dumps(one)) for place, one in zip(missing, made or (), strict=True)}
+            units = {names[place]: json.loads(json.dumps(one)) for place, one in zip(places, made or (), strict=True)}
             self._append(units)
             self._units |= units
         self._unread.difference_update(names)

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.engines.copies import dense_copies, reduced_copy
-from vitrim.engines.engine import Eager, Engine, compilation, engines_named
+from vitrim.engines.engine import Engine, compilation, engines_named
 from vitrim.engines.macs import Profile, profile_of
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import check_engines, in_dtype
-from vitrim.measure.latency import Budget, fastest, in_turn, time_interleaved
+from vitrim.measure.latency import fastest, in_turn, time_interleaved
 from vitrim.tuning.space import Point, Space
 
 FloatArray = NDArray[np.float64]
@@ -153,9 +153,9 @@ def samples(space: Space, number: int, seed: int) -> list[MethodConfig]:
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-Timer = Callable[[nn.Module, Sequence[MethodConfig], Sequence[Tensor], Budget | None], tuple[FloatArray, float]]
-"""Maps the dense model, settings (S), batches of images, which rounds use in turn, and a budget to (S,) ratios of
-latency to the dense model's, and the dense latency in milliseconds."""
+Timer = Callable[[nn.Module, Sequence[MethodConfig], Sequence[Tensor]], tuple[FloatArray, float]]
+"""Maps the dense model, settings (S) and batches of images, which rounds use in turn, to (S,) ratios of latency to the
+dense model's, and the dense latency in milliseconds."""
 
 
 class LatencyCost(Cost):
@@ -199,7 +199,7 @@ def latency_fit(
     Return the fit, and the latency of the dense model in milliseconds.
 
     Args:
-        clock: a `Timer` for a model, images and a budget.
+        clock: a `Timer` for a model and images.
         number: settings to time; half as many more if the mean error exceeds 5 %.
         counted: see `LatencyCost`.
     """
@@ -213,23 +213,8 @@ def latency_fit(
     return fit, dense_ms
 
 
-def eager(
-    model: nn.Module, configs: Sequence[MethodConfig], images: Sequence[Tensor], budget: Budget | None
-) -> tuple[FloatArray, float]:
-    """The `Timer` of eager PyTorch: median ratios within a round to the dense model with the faster attention
-    kernel."""
-    kernels = dense_copies(model)
-    models = kernels | {str(place): reduced_copy(model, config) for place, config in enumerate(configs)}
-    with torch.inference_mode():
-        runs = {name: in_turn(each, images) for name, each in models.items()}
-        times = time_interleaved(runs, images[0].device, budget)
-    dense = times[fastest(times, kernels)]
-    ratios = np.array([np.median(times[str(place)] / dense) for place in range(len(configs))])
-    return ratios, float(np.median(dense))
-
-
 def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",)) -> Timer:
-    """The timer of several engines: settings are timed on the engine that is fastest for the dense model.
+    """The timer of engines: settings are timed on the engine that is fastest for the dense model.
 
     Args:
         names, precisions: see `vitrim.engines.engine.engines_named`.
@@ -237,18 +222,10 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
     Raises:
         VitrimError: an unknown engine. The timer itself refuses an engine that cannot run here, or a method that cannot
             run on it.
-
-    Example:
-        >>> timer_on(["eager"]) is eager
-        True
     """
     engines, _ = engines_named(names, precisions)
-    if [str(engine) for engine in engines] == [Eager.label]:
-        return eager
 
-    def timed(
-        model: nn.Module, configs: Sequence[MethodConfig], images: Sequence[Tensor], budget: Budget | None
-    ) -> tuple[FloatArray, float]:
+    def timed(model: nn.Module, configs: Sequence[MethodConfig], images: Sequence[Tensor]) -> tuple[FloatArray, float]:
         methods = {config.describe(): config for config in configs}
         for engine in engines:  # each must run all methods, since the fastest is not known yet
             check_engines([engine], methods, model, len(images[0]))
@@ -261,7 +238,7 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
 
             def times(calls: dict[str, Callable[[], object]]) -> dict[str, FloatArray]:
                 with torch.inference_mode():
-                    return time_interleaved(calls, images[0].device, budget)
+                    return time_interleaved(calls, images[0].device)
 
             kernels = {
                 f"{engine.label} {kernel}": (engine, ready(engine, copy))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.measure.store import Store
+from vitrim.report import Pace
 from vitrim.tuning.proxy import ModelScorer, Part, Scores
 
 ROUNDS = (8, 2, 1)
@@ -24,9 +26,6 @@ ERRORS = 2.0
 FEW = 3.5
 """Over the number of images, standard errors more at which a setting drops out: on few images, the error is itself
 uncertain. As unlikely as `ERRORS` on many images by Student's t are 2.4 on 8, and 2.1 on 32."""
-
-TOGETHER = 8
-"""Settings that run in one pass over the images, and are stored together."""
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------------
@@ -77,11 +76,17 @@ def difference(one: ArrayLike, other: ArrayLike) -> Difference:
 class Evaluator:
     """Scores of settings on pieces of the images, from the store or by running the models, each once.
 
-    ``proxy`` is the score to minimise.
+    ``proxy`` is the score to minimise; ``tell`` hears after every batch how much of a piece is scored.
     """
 
-    def __init__(self, scorer: ModelScorer, store: Store, proxy: str = "feature") -> None:
-        self.scorer, self.store, self.proxy = scorer, store, proxy
+    def __init__(
+        self,
+        scorer: ModelScorer,
+        store: Store,
+        proxy: str = "feature",
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.scorer, self.store, self.proxy, self.tell = scorer, store, proxy, tell
 
     def images(self, part: Part) -> int:
         return self.scorer.images(part)
@@ -99,21 +104,21 @@ class Evaluator:
         Raises:
             VitrimError: the model does not have the proxy.
         """
+        pace, count = Pace(), stop - start
 
-        found: list[Scores] = []
-        for first in range(0, len(configs), TOGETHER):
-            some = configs[first : first + TOGETHER]
+        def measure(places: Sequence[int]) -> list[dict[str, str]]:
+            def seen(images: int) -> None:
+                left = pace.left(places[0] * count + images * len(places), len(configs) * count, time.monotonic())
+                self.tell(f"{places[0]} of {len(configs)} settings scored on {count} images{left}")
 
-            def measure(places: Sequence[int], some: Sequence[MethodConfig] = some) -> list[dict[str, str]]:
-                rows = self.scorer([some[place] for place in places], part, start, stop)
-                if rows and self.proxy not in rows[0]:
-                    raise VitrimError(f"this model has no {self.proxy} per image; it has: {', '.join(rows[0])}")
-                return [{name: _text(values) for name, values in row.items()} for row in rows]
+            rows = self.scorer([configs[place] for place in places], part, start, stop, seen)
+            if rows and self.proxy not in rows[0]:
+                raise VitrimError(f"this model has no {self.proxy} per image; it has: {', '.join(rows[0])}")
+            return [{name: _text(values) for name, values in row.items()} for row in rows]
 
-            names = [f"{part} {start}-{stop}: {config.describe()}" for config in some]
-            rows = self.store.values(names, measure, together=True)
-            found += [{name: _numbers(text) for name, text in row.items()} for row in rows]
-        return found
+        names = [f"{part} {start}-{stop}: {config.describe()}" for config in configs]
+        rows = self.store.values(names, measure, together=True)
+        return [{name: _numbers(text) for name, text in row.items()} for row in rows]
 
     def whole(self, configs: Sequence[MethodConfig], part: Part) -> list[Scores]:
         """Scores of all proxies on all images of a part."""

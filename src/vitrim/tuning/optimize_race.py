@@ -72,9 +72,6 @@ COUNTED = 8
 MILD = 0.3
 """Divergence from the dense model in nats up to which the loss is roughly proportional to it."""
 
-TOGETHER = 8
-"""Settings scored in one pass."""
-
 FEW = {
     "six blocks": (0.0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6),
     "three blocks": (0.25, 0.5, 0.75),
@@ -365,32 +362,25 @@ class Race:
     @cached_property
     def evaluator(self) -> Evaluator:
         """The divergence of settings from the dense model, image by image; of towers the distance of the embedding."""
-        scorer = ModelScorer(self.model, self.task, self.images, seen=self._scored)
-        return Evaluator(scorer, self.store, "cosine" if isinstance(self.loss, NeighbourLoss) else "kl")
-
-    def _scored(self, images: int, count: int, settings: int) -> None:
-        self.say(f"{settings} settings scored on {images} of {count} images")
+        proxy = "cosine" if isinstance(self.loss, NeighbourLoss) else "kl"
+        return Evaluator(ModelScorer(self.model, self.task, self.images), self.store, proxy, self.say)
 
     def losses(self, configs: Sequence[MethodConfig]) -> list[dict[str, float]]:
         """``loss, loss_error, kl`` of reduced models in PyTorch, on the first third."""
-        rows: list[dict[str, float]] = []
         pace, count = Pace(), self.images.count("search")
-        for start in range(0, len(configs), TOGETHER):  # stored by group, since all groups may take an hour
-            group = configs[start : start + TOGETHER]
 
-            def scored(places: Sequence[int], group: Sequence[MethodConfig] = group, start: int = start) -> Any:
-                models = contestants(self.model, [group[place] for place in places], self.task)
-                measurement = Measurement(models, [self.loss], self.task)
+        def scored(places: Sequence[int]) -> list[dict[str, float]]:
+            models = contestants(self.model, [configs[place] for place in places], self.task)
+            measurement = Measurement(models, [self.loss], self.task)
 
-                def seen(images: int) -> None:
-                    left = pace.left(start * count + images * len(group), len(configs) * count, time.monotonic())
-                    self.say(f"{start} of {len(configs)} settings scored on {count} images{left}")
+            def seen(images: int) -> None:
+                left = pace.left(places[0] * count + images * len(places), len(configs) * count, time.monotonic())
+                self.say(f"{places[0]} of {len(configs)} settings scored on {count} images{left}")
 
-                measurement.follow(self.images.batches("search", 0, count), seen)
-                return [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
+            measurement.follow(self.images.batches("search", 0, count), seen)
+            return [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
 
-            rows += self.store.values([f"loss of {config.describe()}" for config in group], scored)
-        return rows
+        return self.store.values([f"loss of {config.describe()}" for config in configs], scored)
 
     def times(self, pairs: Sequence[tuple[MethodConfig | None, Engine]], what: str) -> list[dict[str, Any]]:
         """``p50_ms`` of files, and ``speedup, speedup_q1, speedup_q3`` over the first of them, timed in turn."""

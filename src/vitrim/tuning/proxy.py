@@ -119,7 +119,6 @@ class ModelScorer:
         model: the dense model; not changed.
         images: images in three parts.
         processes: this process and its peers, which share the batches; each gets all scores.
-        seen: called after every batch with the number of images done, of all in this pass, and of settings.
     """
 
     def __init__(
@@ -130,11 +129,10 @@ class ModelScorer:
         *,
         seed: int = 0,
         processes: Processes | None = None,
-        seen: Callable[[int, int, int], None] = lambda images, count, settings: None,
     ) -> None:
         self.model, self.task, self.source, self.seed = copy.deepcopy(model).eval(), task, images, seed
         self.dense = CachedDense(copy.deepcopy(self.model), task)
-        self.processes, self.seen = processes or Processes(), seen
+        self.processes = processes or Processes()
 
     @property
     def batch_size(self) -> int:
@@ -143,8 +141,15 @@ class ModelScorer:
     def images(self, part: Part) -> int:
         return self.source.count(part)
 
-    def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
-        """Score all settings in one pass over the images."""
+    def __call__(
+        self,
+        configs: Sequence[MethodConfig],
+        part: Part,
+        start: int,
+        stop: int,
+        seen: Callable[[int], None] | None = None,
+    ) -> list[Scores]:
+        """Score all settings in one pass over the images; ``seen`` is called with the number done."""
         with quiet():
             reduced = contestants(self.model, configs, self.task)[1:]
         measurement = Measurement([self.dense, *reduced], [Damage(self.task)], self.task, seed=self.seed)
@@ -155,7 +160,7 @@ class ModelScorer:
                 yield batch
 
         with quiet():
-            measurement.follow(placed(), lambda images: self.seen(images, stop - start, len(configs)))
+            measurement.follow(placed(), seen)
         own: list[Scores] = []
         for gauge, *_ in measurement.gauges[1:]:
             each = {name: metric.each() for name, metric in gauge.metrics.items() if isinstance(metric, Values)}

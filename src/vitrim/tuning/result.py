@@ -94,7 +94,7 @@ class Trial:
         number: order in the search.
         method: the method that is searched, as given.
         share: cost as a share of the dense model's.
-        source: origin: constant, start, mutation or crossover.
+        source: origin: constant, start or tpe.
         images: number of search images it was scored on.
         scores: means over these images, by proxy; less is better.
         measured: measured cost of finalists if ``share`` is a prediction; else None.

@@ -1,20 +1,20 @@
 """The search: settings of one method or of several, with the least damage at a cost.
 
-By default an evolution: children of the best settings so far are mutations and mixtures of them. Every setting meets
-the limit by construction, so every forward is spent on its damage. Settings race (`vitrim.tuning.halving`), so most see
-few images. Methods race by the same rule: one whose starts all drop out has no children.
+Optuna's tree of Parzen estimators proposes one setting after the other. Each meets the limit by construction, so every
+forward is spent on its damage. Settings race (`vitrim.tuning.halving`), so most see few images. Methods race by the
+same rule, and settings are proposed for the method of the best one so far.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.engines.copies import shared_copy
 from vitrim.engines.engine import engines_named, listed
-from vitrim.errors import VitrimError, check_installed
+from vitrim.errors import VitrimError
 from vitrim.measure.bench import check_engines
 from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.records import Processes
@@ -45,17 +45,11 @@ EVALUATIONS = 60
 COUNTED, COUNTED_BATCHES = 32, 2
 """Fewest images, and batches, to count and time an adaptive method on."""
 
-PARENTS = 4
-"""Best trials, the parents of new candidates."""
-
-CHILDREN = 4
-"""Candidates scored together before the next are made."""
-
-CROSSED = 0.3
-"""Share of crossovers among candidates with two different parents."""
+KEPT = 4
+"""Best starts that are scored on all images."""
 
 FURTHER = 0.03
-"""Standard deviation added whenever a sampler repeats a known setting."""
+"""Standard deviation added whenever the proposal is a known setting."""
 
 FINALISTS = 8
 """Trials compared on the selection images."""
@@ -63,8 +57,8 @@ FINALISTS = 8
 TIMED = 4
 """Finalists that are timed if the search only predicts latency."""
 
-TRIES = 30
-"""Draws per new child; if all fail, the space is nearly exhausted."""
+TRIES = 120
+"""Draws per proposal; if all fail, the space is nearly exhausted."""
 
 HALVINGS = 5
 """Bisection steps to the lowest cost with enough agreement."""
@@ -80,8 +74,7 @@ class Search:
 
     Args:
         methods: the space of every method, and its cost.
-        strategy: evolution, or tpe: optuna's tree of Parzen estimators, one setting at a time.
-        stops: called with a name of the moment before candidates are made; True ends the search.
+        stops: called with a name of the moment before a setting is proposed; True ends the search.
 
     Attributes:
         trials: trials of the last exploration, in order; the first is a constant setting.
@@ -93,14 +86,13 @@ class Search:
         evaluator: Evaluator,
         target: Target,
         *,
-        strategy: str = "evolution",
         seed: int = 0,
         stops: Callable[[str], bool] = lambda moment: False,
         on_trial: Callable[[Trial], None] | None = None,
     ) -> None:
         self.methods = {space.base.describe(): (space, cost) for space, cost in methods}
         self.evaluator, self.target, self.seed = evaluator, target, seed
-        self.strategy, self.stops, self.on_trial = strategy, stops, on_trial
+        self.stops, self.on_trial = stops, on_trial
         self.proxy = evaluator.proxy
         self.trials: list[Trial] = []
         self._seen: list[Scores] = []  # the scores of the trials
@@ -160,12 +152,11 @@ class Search:
         left = {trial.method for trial in self.trials if self._full(trial)}
         spare = evaluations - sum(trial.method in left for trial in self.trials)
         while spare > 0 and not self.stops(f"{self.target} at {limit:.6g} after {len(self.trials)} settings"):
-            together = CHILDREN if self.strategy == "evolution" else 1
-            children = list(islice(self._children(limit, seen), min(together, spare)))
-            if not children:
+            proposal = self._proposal(limit, seen)
+            if proposal is None:
                 break
-            self._race(children)
-            spare -= len(children)
+            self._race([proposal])
+            spare -= 1
         ranked = sorted(filter(self._full, self.trials), key=self._score)
         others = [trial for trial in ranked if trial.source != "constant"][: FINALISTS - 1]
         finalists = [*(trial for trial in ranked if trial.source == "constant"), *others]
@@ -251,29 +242,24 @@ class Search:
             f"here, and {asked:.1%} are asked for"
         )
 
-    def _children(self, limit: float, seen: set[str]) -> Iterator[Trial]:
-        """New candidates. They depend only on the seed and the trials, so a resumed search makes the same ones."""
+    def _proposal(self, limit: float, seen: set[str]) -> Trial | None:
+        """A new setting of the method of the best trial: that of the sampler, or else of a point at growing distance
+        from it, because nearby points are often the same setting. None if all were tried before.
+
+        It depends only on the seed and the trials, so a resumed search makes the same one.
+        """
+        best = min(filter(self._full, self.trials), key=self._score)
+        sampled = np.array(self._sampled(best))
         random = np.random.default_rng((self.seed, len(self.trials)))
-        points = self._evolved(random) if self.strategy == "evolution" else self._sampled(random)
-        for method, source, point in islice(points, TRIES * CHILDREN):
-            candidate = self._candidate(method, point, limit, source, seen)
-            if candidate is not None:
-                yield candidate
+        for number in range(TRIES):
+            point = normal((sampled + random.normal(0.0, FURTHER * number, len(sampled))).clip(0.0, 1.0).tolist())
+            trial = self._candidate(best.method, point, limit, "tpe", seen)
+            if trial is not None:
+                return trial
+        return None
 
-    def _evolved(self, random: np.random.Generator) -> Iterator[tuple[str, str, Point]]:
-        """Method, source and point of neighbours and mixtures of the best trials, endlessly."""
-        parents = sorted(filter(self._full, self.trials), key=self._score)[:PARENTS]
-        while True:
-            one, other = (parents[place] for place in random.integers(len(parents), size=2))
-            space, _ = self.methods[one.method]
-            if one is not other and one.method == other.method and random.random() < CROSSED:
-                yield one.method, "crossover", space.cross(one.point, other.point, random)
-            else:
-                yield one.method, "mutation", space.mutate(one.config, random)
-
-    def _sampled(self, random: np.random.Generator) -> Iterator[tuple[str, str, Point]]:
-        """The proposal of optuna's sampler for the method of the best trial, then points at growing distance: nearby
-        points are often the same setting, and known settings are not tried again.
+    def _sampled(self, best: Trial) -> list[float]:
+        """Weights that optuna's sampler proposes after the trials of one method, from their points and scores.
 
         The sampler is made for every proposal, because optuna's storages do not keep its state. The score of a dropped
         trial is that of the best, and their difference on the images that both saw.
@@ -281,16 +267,16 @@ class Search:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        best = min(filter(self._full, self.trials), key=self._score)
-        whole, size = self._seen[best.number][self.proxy], self.methods[best.method][0].size
+        whole = self._seen[best.number][self.proxy]
         ranges: dict[str, Any] = {
-            f"w{place:03d}": optuna.distributions.FloatDistribution(0.0, 1.0) for place in range(size)
+            f"w{place:03d}": optuna.distributions.FloatDistribution(0.0, 1.0) for place in range(len(best.point))
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # optuna warns about experimental features
             seed = (self.seed + len(self.trials)) % 2**32
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
-            study = optuna.create_study(sampler=sampler)
+            study = optuna.create_study(
+                sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
+            )
             for trial in self.trials:
                 if trial.method == best.method:
                     own = self._seen[trial.number][self.proxy]
@@ -298,10 +284,7 @@ class Search:
                     params = dict(zip(ranges, trial.point, strict=True))
                     study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=value))
             asked = study.ask(ranges).params
-            proposed = np.array([asked[name] for name in ranges])
-        for number in count():
-            moved = proposed + random.normal(0.0, FURTHER * number, size)
-            yield best.method, "tpe", normal(moved.clip(0.0, 1.0).tolist())
+        return [asked[name] for name in ranges]
 
     def _candidate(self, method: str, point: Point, limit: float, source: str, seen: set[str]) -> Trial | None:
         """The setting of a point within the limit; None if there is none or it was tried before."""
@@ -318,10 +301,9 @@ class Search:
     # ---- scores ------------------------------------------------------------------------------------------------------
 
     def _race(self, candidates: Sequence[Trial], constants: int = 0) -> None:
-        """Score candidates, in a race with the best trial so far, and add them to the trials. The first race, of the
-        starts, leaves as many as there are parents."""
+        """Score candidates, in a race with the best trial so far, and add them to the trials."""
         best = min(filter(self._full, self.trials), key=self._score, default=None)
-        rival, least = (None, PARENTS) if best is None else (self._seen[best.number], 0)
+        rival, least = (None, KEPT) if best is None else (self._seen[best.number], 0)
         configs = [candidate.config for candidate in candidates]
         every = halve(configs, self.evaluator, rival, least=least, constants=constants)
         for candidate, scores in zip(candidates, every, strict=True):
@@ -359,10 +341,9 @@ class Search:
 
 @checked
 class SearchSpec:
-    """The strategy of a search, its objective, and when it ends.
+    """The objective of a search, and when it ends.
 
     Attributes:
-        strategy: evolution, or optuna's tpe.
         proxy: the damage to minimise: feature, kl, cosine or agree (1 - agreement).
         minutes: time limit.
         engine: for speedup: engine to be fast on, see ``vitrim bench``; among several (a list or comma-separated), the
@@ -371,19 +352,13 @@ class SearchSpec:
             the dense model; None for fp32. Damage is measured in fp32.
 
     Raises:
-        VitrimError: an unknown strategy or proxy, or no time.
-        MissingPackageError: optuna is needed and not installed.
+        VitrimError: an unknown proxy, or no time.
     """
 
-    strategy: Literal["evolution", "tpe"] = "evolution"
     proxy: Proxy = "feature"
     minutes: Annotated[float, Field(gt=0)] | None = None
     engine: str | Sequence[str] | None = None
     precision: str | Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.strategy == "tpe":
-            check_installed("--search tpe", "optuna", extra="tune")
 
     @property
     def where(self) -> tuple[list[str], list[str]]:
@@ -447,7 +422,7 @@ class Searches:
         spec = options.get("spec", SearchSpec())
         self.evaluations, self.seed = options.get("evaluations", EVALUATIONS), options.get("seed", 0)
         self.seconds = None if spec.minutes is None else 60.0 * spec.minutes
-        self.timer, self.strategy = self._timer(spec), spec.strategy
+        self.timer = self._timer(spec)
         self.spaces = [Space.of(model, one) for one in methods]
         if len(self.spaces) > 1 and targets[0].kind == "agree":
             raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
@@ -474,11 +449,11 @@ class Searches:
         engine, precision = spec.where
         return {
             "vitrim": version("vitrim"),
+            "optuna": version("optuna"),
             "made_for": {**described(host_of(self.model), self.model), "parameters": weights_fingerprint(self.model)},
             "base": ", ".join(space.base.describe() for space in self.spaces),
             "target": ", ".join(map(str, self.targets)),
             "proxy": spec.proxy,
-            **({} if spec.strategy == "evolution" else {"strategy": spec.strategy}),
             **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
             **({} if precision == ["fp32"] else {"precision": ", ".join(precision)}),
             "seed": self.seed,
@@ -500,8 +475,7 @@ class Searches:
             self._costs = self._costs or [self._cost(space, target) for space in self.spaces]
             methods = list(zip(self.spaces, self._costs, strict=True))
             on_trial = self.options.get("on_trial")
-            how: dict[str, Any] = {"strategy": self.strategy, "seed": self.seed, "stops": stops, "on_trial": on_trial}
-            search = Search(methods, self.evaluator, target, **how)
+            search = Search(methods, self.evaluator, target, seed=self.seed, stops=stops, on_trial=on_trial)
             result = replace(search.run(self.evaluations), about={**self.about, "target": str(target)})
             self._note(target, result.trials)
             found.append(result)
@@ -526,7 +500,7 @@ class Searches:
         timed = whole if space.adaptive else whole[:1]
 
         def clock(configs: Sequence[MethodConfig]) -> tuple[NDArray[np.float64], float]:
-            return self.timer(model, configs, timed, None)
+            return self.timer(model, configs, timed)
 
         def measure() -> dict[str, Any]:
             fit, dense_ms = latency_fit(space, clock, seed=self.seed, counted=counted)

@@ -231,7 +231,7 @@ class Space:
             moved |= self.tunable.fixed.keys()
         return self.base.changed(*(name for name in moved if name is not None), **values)
 
-    # ---- moves -------------------------------------------------------------------------------------------------------
+    # ---- starts ------------------------------------------------------------------------------------------------------
 
     def starts(self) -> list[Point]:
         """Initial points besides the constant one: equal weights, slopes and, if blocks are searched, pairs of adjacent
@@ -243,46 +243,6 @@ class Space:
         pairs = range(0, self.size // 2 + 1, max(self.size // 6, 1)) if searched else ()
         chosen = [normal([float(block in (first, first + 1)) for block in range(self.size)]) for first in pairs]
         return [(1.0,) * self.size, *slopes, *chosen]
-
-    def mutate(self, config: MethodConfig, random: np.random.Generator) -> Point:
-        """A neighbour of a setting: one to four units move between two blocks, all blocks are tilted smoothly, or one
-        is switched off or on. A unit is a 64th of the patches, at least one, or a 32nd of the range of a share.
-
-        If blocks are searched, half of the mutations move a block's removal to another block.
-        """
-        values = self._values(config)
-        values = values if isinstance(values, tuple) else (getattr(config, self.tunable.option),)
-        largest = max(self.tunable.strength(value, self.patches) for value in values) or 1.0
-        weights = np.array(self.point(config)) * largest
-        if self.placing is not None and self.size > 1 and random.random() < 0.5:
-            source = random.choice(np.flatnonzero(weights))
-            goal = random.choice([block for block in range(self.size) if block != source])
-            weights[[source, goal]] = weights[[goal, source]]
-            return normal(weights.tolist())
-        move = random.random()
-        if self.size < 2:
-            return self.point(config)
-        if move < 0.6:
-            down, up = random.choice(self.size, 2, replace=False)
-            unit = 1.0 / 32 if self.tunable.digits else max(1.0, self.patches / 64) / self.tunable.end(self.patches)
-            step = unit * random.integers(1, 5)
-            weights[down], weights[up] = max(weights[down] - step, 0.0), weights[up] + step
-        elif move < 0.85:
-            depth = np.linspace(-1.0, 1.0, self.size)
-            tilt, bend = random.normal(0.0, 0.5, 2)
-            weights = weights * np.exp(tilt * depth + bend * depth**2)
-        else:
-            place = random.integers(self.size)
-            weights[place] = 0.0 if weights[place] > 0.0 and (weights > 0.0).sum() > 1 else weights.mean()
-        return normal(weights.tolist())
-
-    def cross(self, one: Point, other: Point, random: np.random.Generator) -> Point:
-        """A mixture of two points: the first blocks of one and the last of the other, or a weighted mean."""
-        if self.size < 2 or random.random() < 0.5:
-            share = random.random()
-            return normal([share * a + (1.0 - share) * b for a, b in zip(one, other, strict=True)])
-        cut = int(random.integers(1, self.size))
-        return normal([*one[:cut], *other[cut:]])
 
 
 def normal(weights: Sequence[float]) -> Point:

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 MOST = 10_000
 """Most points of a grid without an explicit number."""
 
-TOGETHER = 8
-"""Settings that run in one pass over the images, and are stored together."""
-
 SHOWN = 20
 """Most rows of a table of points; the files have all."""
 
@@ -263,27 +260,23 @@ def sweep(
     Raises:
         VitrimError: a setting does not fit the model.
     """
-    rows: list[dict[str, Any]] = []
-    for start in range(0, len(configs), TOGETHER):
-        some = configs[start : start + TOGETHER]
 
-        def measure(places: Sequence[int], some: Sequence[MethodConfig] = some) -> list[dict[str, Any]]:
-            with quiet():
-                models = contestants(model, [some[place] for place in places], task)
-                measurement = Measurement(models, standard_probes(task), task, processes=store.processes, seed=seed)
-                measurement.follow(batches())
-            dense, *others = measurement.rows()
-            full, names = sum(dense["gmacs"].values()), list(dense)
-            shown = [*names[names.index("images") + 1 : names.index("agreement")], "agreement", "cosine"]
-            return [
-                {"method": row.method, "share": sum(row["gmacs"].values()) / full, **{key: row[key] for key in shown}}
-                for row in others
-            ]
-
-        rows += store.values([config.describe() for config in some], measure, together=True)
+    def measure(places: Sequence[int]) -> list[dict[str, Any]]:
+        with quiet():
+            models = contestants(model, [configs[place] for place in places], task)
+            measurement = Measurement(models, standard_probes(task), task, processes=store.processes, seed=seed)
+            measurement.follow(batches())
+        dense, *others = measurement.rows()
+        full, names = sum(dense["gmacs"].values()), list(dense)
+        shown = [*names[names.index("images") + 1 : names.index("agreement")], "agreement", "cosine"]
         if on_point is not None:
-            on_point(len(rows))
-    return rows
+            on_point(places[-1] + 1)
+        return [
+            {"method": row.method, "share": sum(row["gmacs"].values()) / full, **{key: row[key] for key in shown}}
+            for row in others
+        ]
+
+    return store.values([config.describe() for config in configs], measure, together=True)
 
 
 def train_sweep(

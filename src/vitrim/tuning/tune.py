@@ -23,7 +23,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.engines.engine import engines_named
 from vitrim.engines.machine import environment, select_device
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_installed
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.evaluation import standard_probes
@@ -142,6 +142,7 @@ def tune(
         True
         >>> reduction = vitrim.reduce_(model, report.best)
     """
+    check_installed("a search", "optuna")
     source, results = ScoredData.of(data), Results.of(out)
     spec = search or SearchSpec()
     targets, several = _targets(target)
@@ -272,8 +273,6 @@ def train_grid(
             f"--device {device} names one of several devices, and with --train accelerate chooses it: write --device "
             f"{kind}"
         )
-    if out is None or not isinstance(data, str):
-        raise VitrimError("training at the points of a grid needs a folder, out, and the source of its data")
     texts, folder, device = [grid] if isinstance(grid, str) else list(grid), Path(out), device or "cpu"
     points = parse_grid(texts, recipe=True)
     most = len(points.points(number, seed))
