@@ -16,7 +16,7 @@ from torch.utils.data import Subset
 from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
-from vitrim.core.registry import ask, fitting
+from vitrim.core.registry import fitting
 from vitrim.data import spread
 from vitrim.data.dataset import calibrating
 from vitrim.engines.copies import take_learned
@@ -201,12 +201,12 @@ class _Contest:
 
     def check(self) -> None:
         """Refuse files, and engines, that cannot be scored beside the model."""
-        model, task = self.loaded.model, self.task
-        check_alike(model, list(self.files.values()))
+        task = self.task
+        check_alike(self.loaded.model, list(self.files.values()))
         if (self.files or self.lower) and task.name not in SCORED_ON_ENGINES:
             what = "files are" if self.files else f"{self.lower[0].precision} is"
             raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
-        if self.lower and task.embeds and ask(model).num_classes(model):
+        if self.lower and task.embeds and self.loaded.num_classes:
             raise VitrimError(
                 f"in {self.lower[0].precision} engines give this classifier's logits, and not what it reads: take it "
                 "without its head, e.g. num_classes=0"

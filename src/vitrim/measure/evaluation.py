@@ -18,7 +18,6 @@ from torch import nn
 
 from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask
 from vitrim.data import DataError
 from vitrim.engines.copies import apart
 from vitrim.engines.exported import Exported
@@ -266,7 +265,7 @@ def _task_and_images(loaded: Loaded, images: ScoredData, results: ScoredResults)
     """The task, the dataset or None for batches, and the facts about the images."""
     if not isinstance(images.source, (str, Path, *DATASETS)):
         unknown = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
-        return _task_of_batches(loaded.model, images, results), None, unknown
+        return _task_of_batches(loaded, images, results), None, unknown
     if isinstance(images.task, Task):
         raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
     task, dataset = open_task(loaded, images, embeddings=True)
@@ -274,7 +273,7 @@ def _task_and_images(loaded: Loaded, images: ScoredData, results: ScoredResults)
     return task, dataset, data_facts(dataset, images.name(dataset), images.limit, batch_size)
 
 
-def _task_of_batches(model: nn.Module, images: ScoredData, results: ScoredResults) -> Task:
+def _task_of_batches(loaded: Loaded, images: ScoredData, results: ScoredResults) -> Task:
     reading = {**images.columns, "data_options": images.options, "protocol": images.protocol, "limit": images.limit}
     unread = next((name for name, value in {**reading, "out": results.folder}.items() if value), None)
     if unread is not None:
@@ -282,8 +281,8 @@ def _task_of_batches(model: nn.Module, images: ScoredData, results: ScoredResult
     if isinstance(images.task, Task):
         return images.task
     # the caller may choose a classifier's task, such as multilabel
-    free = images.task is not None and not ask(model).tasks(model)
-    return task_of(model, None, images.task if free else task_name(model, images.task))
+    free = images.task is not None and not loaded.tasks
+    return task_of(loaded, None, images.task if free else task_name(loaded, images.task))
 
 
 def _probes(opened: _Opened, results: ScoredResults) -> list[Probe]:
@@ -318,7 +317,7 @@ def _facts(opened: _Opened, measurement: Measurement, device: torch.device) -> d
     if opened.files:
         facts["files"] = file_words(opened.files)
     if task.name == EMBEDDING:
-        facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
+        facts["embedding"] = loaded.embedding_name
     return facts
 
 

@@ -317,7 +317,7 @@ def _begin(model: nn.Module | str | ModelSpec, source: ScoredData, results: Resu
     place = processes.device or selected
     loaded = spec.load(place)
     if not spec.named and spec.device is not None:
-        loaded = loaded._replace(model=copy.deepcopy(loaded.model).to(place))
+        loaded = replace(loaded, model=copy.deepcopy(loaded.model).to(place))
     device = str(spec.device or "cpu") if spec.named else str(next(loaded.model.parameters()).device)
     task, dataset = open_task(loaded, source, embeddings=True)
     about = {"data": source.name(dataset), "split": dataset.split, "device": device, "weights": loaded.weights}
