@@ -8,6 +8,7 @@ Libraries are imported when a model of theirs is created.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import os
@@ -678,6 +679,12 @@ class PlacedModel(ModelSpec):
     """
 
     device: Any = None
+
+    def load(self, device: str | torch.device | None = None) -> Loaded:
+        loaded = super().load(device)
+        if self.named or self.device is None:
+            return loaded
+        return replace(loaded, model=copy.deepcopy(loaded.model).to(device or str(self.device)))
 
 
 @checked

@@ -145,15 +145,12 @@ def _windows(loaded: Loaded) -> Protocol:
     return Protocol(mode="slide", size=side, window=side)
 
 
-def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
-    """The entry of a record about the images: source, split, number of images read, classes, batch size.
-
-    ``source`` is the name on the command line; at most ``limit`` images are read.
-    """
+def data_facts(images: ScoredData, task: Task, dataset: Any) -> dict[str, Any]:
+    """The entry of a record about the images: source, split, number of images read, classes, batch size."""
     return {
-        "source": source,
+        "source": images.name(dataset),
         "split": dataset.split,
-        "images": len(dataset) if limit is None else min(limit, len(dataset)),
+        "images": min(images.limit or len(dataset), len(dataset)),
         "classes": None if dataset.class_names is None else len(dataset.class_names),
-        "batch_size": batch_size,
+        "batch_size": task.eval_batch(images.batch_size),
     }
