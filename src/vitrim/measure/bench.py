@@ -35,7 +35,7 @@ from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.engines.runnable import Module, Runnable, outputs
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import PlacedModel
-from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_kept, file_words, load, parted, place_of
+from vitrim.measure.in_files import AnyModel, MethodsAndFiles, file_words, load, parted, place_of
 from vitrim.measure.inputs import DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
@@ -139,9 +139,8 @@ def bench(
     names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
     engines, lacking = ([], []) if file is not None else engines_named(names, precisions, place)
     with drawing(place, seed), ExitStack() as kept:
-        loaded = load(spec, place)
+        loaded = load(spec, place, given)
         if file is not None:
-            check_kept(file, given)
             host, configs, learned = loaded.model, dict[str, MethodConfig](), None
         else:
             own = kept.enter_context(apart(loaded.model))

@@ -29,16 +29,7 @@ from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
-from vitrim.measure.in_files import (
-    AnyModel,
-    MethodsAndFiles,
-    check_alike,
-    check_kept,
-    file_words,
-    load,
-    parted,
-    place_of,
-)
+from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, file_words, load, parted, place_of
 from vitrim.measure.inputs import EMBEDDING, ScoredData, task_name, untrained_methods
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
@@ -158,7 +149,7 @@ def evaluate(
     device, dtype = place_of(spec), _dtype_of(spec)
     processes = Processes.launched(str(device) if spec.named or spec.device is not None else None)
     with drawing(device, seed):
-        loaded = load(spec, "cpu")
+        loaded = load(spec, "cpu", configs)
         check_alike(loaded, list(files.values()))
         task, dataset, data = _task_and_images(loaded, images, results)
         opened = open_models(
@@ -171,12 +162,8 @@ def evaluate(
     facts = {"environment": {**machine, "processes": processes.count}, **opened.facts}
     partial = None
     if results.path is not None:
-        settings = {
-            "model": loaded.name,
-            "methods": [one.name for one in opened.models],
-            **facts,
-            "content": opened.content,
-        }
+        names = [one.name for one in opened.models]
+        settings = {"model": loaded.name, "methods": names, **facts, "content": opened.content}
         partial = Partial(results.path, settings, processes, resume=results.resume)
     batch_size = data["batch_size"] or images.batch_size
     short = {long: name for name, long in DTYPES.items()}.get(name, name)
@@ -281,7 +268,6 @@ def open_models(
     with ExitStack() as kept:
         folder: Path | None = None
         if isinstance(model, Exported):
-            check_kept(model, methods)
             if dtype not in (None, torch.float32):
                 raise VitrimError(f"{loaded.name} is an exported file, in a precision of its own: leave the dtype out")
             files = [model, *files]

@@ -20,8 +20,11 @@ AnyModel: TypeAlias = nn.Module | str | ModelSpec | Exported
 MethodsAndFiles: TypeAlias = MethodConfig | str | Exported | Sequence[MethodConfig | str | Exported] | None
 
 
-def load(spec: ModelSpec, device: str | torch.device) -> Loaded:
-    """The model of a description, which may be an exported file: `vitrim.core.registry.ask` answers for it, too."""
+def load(spec: ModelSpec, device: str | torch.device, methods: Sequence[MethodConfig]) -> Loaded:
+    """The model of a description, which may be an exported file: `vitrim.core.registry.ask` answers for it, too.
+
+    ``methods`` cannot reduce a file.
+    """
     if not isinstance(spec.model, Exported):
         return spec.load(device)
     file: Any = spec.model
@@ -29,6 +32,9 @@ def load(spec: ModelSpec, device: str | torch.device) -> Loaded:
         raise VitrimError("pretrained, checkpoint and model_options say how to create a model, and a file is given")
     if torch.device(device).type != "cpu":
         raise VitrimError(f"files run on the CPU, not on {device}")
+    reducing = next((config.describe() for config in methods if config.kind != "none"), None)
+    if reducing is not None:
+        raise VitrimError(f"{file.path} is an exported file, and runs as it was written: leave {reducing} out")
     return Loaded(file, str(file.path), str(file.path), {}, None)
 
 
@@ -50,13 +56,6 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, Expo
     files = [one for one in given if isinstance(one, Exported)] if isinstance(given, list | tuple) else []
     configs = parse_methods([one for one in given if not isinstance(one, Exported)] if files else given)
     return configs, {str(file.path): file for file in files}
-
-
-def check_kept(file: Exported, methods: Sequence[MethodConfig]) -> None:
-    """Refuse to reduce a file."""
-    reducing = next((config.describe() for config in methods if config.kind != "none"), None)
-    if reducing is not None:
-        raise VitrimError(f"{file.path} is an exported file, and runs as it was written: leave {reducing} out")
 
 
 def check_alike(loaded: Loaded, files: Sequence[Exported]) -> None:
