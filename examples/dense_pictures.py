@@ -20,11 +20,10 @@ import torch
 from PIL import Image
 
 from vitrim.cli.options import parse_methods, parse_options
-from vitrim.core.registry import ask
 from vitrim.data import SegmentationDataset, load_data, spread
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
-from vitrim.loading import as_trained, create_model, learned_reduction
+from vitrim.loading import ModelSpec, as_trained, create_model, learned_reduction
 from vitrim.measure.contestants import contestants
 from vitrim.measure.task_data import check_dataset, task_of
 from vitrim.plots.dense import check_drawable, draw_comparison, palette, scene
@@ -78,10 +77,11 @@ def task_and_data(model: torch.nn.Module, given: argparse.Namespace) -> tuple[Ta
     """The task of the model, and the images with all labels; a run's recipe adds what the command line leaves out."""
     protocol, options = as_trained(given.model or "", parse_options(given.protocol, "protocol option"))
     options = {**options, **parse_options(given.data_option, "data option")}
-    name = next(iter(ask(model).tasks(model)), None)
+    loaded = ModelSpec(model).load()
+    name = next(iter(loaded.tasks), None)
     reads = None if name is None else tasks()[name].reads
     data = made_data() if given.data is None else load_data(given.data, task=reads, split=given.split, **options)
-    task = task_of(model, data)
+    task = task_of(loaded, data)
     task.follow(protocol)
     check_drawable(task)
     check_dataset(data, task, given.model or OFFLINE[0])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from vitrim.core.registry import parse_methods
+from vitrim.loading import ModelSpec
 from vitrim.measure.task_data import num_classes
 from vitrim.tasks import make_task
 from vitrim.tuning.proxy import DatasetImages
@@ -27,7 +28,7 @@ def thirds(images: Tensor, batch_size: int) -> DatasetImages:
 def searches(
     model: nn.Module, methods: str | Sequence[str], images: DatasetImages, *targets: str, **options: Any
 ) -> Searches:
-    task = make_task("classification", num_classes(model))
+    task = make_task("classification", num_classes(ModelSpec(model).load()))
     return Searches(model, parse_methods(methods), task, images, [Target.parse(one) for one in targets], options)  # type: ignore[arg-type]
 
 

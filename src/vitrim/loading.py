@@ -8,12 +8,13 @@ Libraries are imported when a model of theirs is created.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from vitrim.core.library import Library
+    from vitrim.core.plan import Preprocessing
     from vitrim.tasks.options import Protocol
 
 Options = dict[str, Any]
@@ -677,6 +680,12 @@ class PlacedModel(ModelSpec):
 
     device: Any = None
 
+    def load(self, device: str | torch.device | None = None) -> Loaded:
+        loaded = super().load(device)
+        if self.named or self.device is None:
+            return loaded
+        return replace(loaded, model=copy.deepcopy(loaded.model).to(device or str(self.device)))
+
 
 @checked
 class ScoredModel(PlacedModel):
@@ -693,11 +702,12 @@ class ScoredModel(PlacedModel):
 
     def load(self, device: str | torch.device | None = None) -> Loaded:
         loaded = super().load(device)
-        return loaded if self.learned is None else loaded._replace(learned=Path(self.learned))
+        return loaded if self.learned is None else replace(loaded, learned=Path(self.learned))
 
 
-class Loaded(NamedTuple):
-    """A model with its description for records.
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model with its description for records, and what is known of it, which is asked once.
 
     Attributes:
         model: in eval mode if it was created here.
@@ -712,3 +722,35 @@ class Loaded(NamedTuple):
     weights: str
     options: Options
     learned: Path | None
+
+    @cached_property
+    def library(self) -> Library:
+        """Answers about the model."""
+        from vitrim.core.registry import ask
+
+        return ask(self.model)
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Its tasks, its own first; empty for image classification."""
+        return self.library.tasks(self.model)
+
+    @cached_property
+    def num_classes(self) -> int | None:
+        """Classes of its head, 0 without one; None if unknown."""
+        return self.library.num_classes(self.model)
+
+    @cached_property
+    def class_names(self) -> Sequence[str] | None:
+        """The names of these that its library gives."""
+        return self.library.class_names(self.model)
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing of its images."""
+        return self.library.preprocessing(self.model)
+
+    @property
+    def embedding_name(self) -> str:
+        """Its embedding in a few words."""
+        return self.library.embedding_name(self.model)

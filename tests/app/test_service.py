@@ -131,7 +131,7 @@ def test_pictures_and_numbers_are_of_one_draw() -> None:
 def test_a_model_is_shown_what_it_knows(service: Service) -> None:
     """Photographs come first, and everything on offer is what the model takes it for."""
     model = create_model(MODEL)
-    names, known = class_names(model) or [], service.offer(MODEL).examples
+    names, known = class_names(model.class_names, model.num_classes) or [], service.offer(MODEL).examples
     files = {one.name: one for one in EXAMPLES}
     images = torch.stack([eval_transform(model)(Image.open(files[name].path).convert("RGB")) for name in known])
     said = [names[place] for place in model(images).argmax(-1).tolist()]

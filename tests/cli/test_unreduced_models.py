@@ -17,7 +17,7 @@ from vitrim.analysis.analyze import analyze_records
 from vitrim.core.registry import fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, eval_transform
 from vitrim.errors import UnsupportedModelError
-from vitrim.loading import create_model
+from vitrim.loading import ModelSpec, create_model
 from vitrim.measure.task_data import num_classes
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
@@ -193,4 +193,4 @@ def test_a_model_without_a_size_says_so():
     model.image_size = (8, 12)
     assert input_size_of(model) == (3, 8, 12)
     model.num_classes = 7
-    assert num_classes(model) == 7
+    assert num_classes(ModelSpec(model).load()) == 7

@@ -27,6 +27,7 @@ from vitrim.engines.macs import count_macs
 from vitrim.engines.parity import Parity
 from vitrim.engines.program import trace
 from vitrim.engines.writing import FileSpec
+from vitrim.loading import ModelSpec
 from vitrim.measure import export as exporting
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
@@ -40,7 +41,7 @@ def test_numbers_of_a_file_that_follows_its_images_are_means_over_all_of_them() 
     model = tiny.HOSTS["vit"]()
     tiny.drop_last_block(model)
     vitrim.reduce_(model, "atm:alpha=0.9,beta=0.2,theta_min=0.1")
-    draft = writing.Draft.of(model, FileSpec(batch=1), ONNX)
+    draft = writing.Draft.of(ModelSpec(model).load(), FileSpec(batch=1), ONNX)
     some = images()[5:]  # of noise, of one value, and of both
     known = writing._describe(draft, some, True)
     other = tiny.HOSTS["vit"]()
@@ -69,7 +70,7 @@ def test_sides_are_height_and_width() -> None:
     model = timm.create_model("test_vit", **small, dynamic_img_size=True)
     assert writing._shape(model, (24, 32)) == (3, 24, 32)
     assert writing._shape(model, 32) == (3, 32, 32)
-    draft = writing.Draft.of(model, FileSpec(size=(24, 32), preprocess=True), ONNX)
+    draft = writing.Draft.of(ModelSpec(model).load(), FileSpec(size=(24, 32), preprocess=True), ONNX)
     assert (draft.layout, draft.preprocessing.size) == ((24, 32, 3), (24, 32))
 
 
@@ -264,7 +265,7 @@ def test_preprocessing_of_a_model_is_that_of_its_file() -> None:
             "input_size": (3, 24, 24), "crop_mode": mode, "crop_pct": 0.75, "interpolation": "bilinear",
             "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6),
         }  # fmt: skip
-        known = writing._describe(writing.Draft.of(model, FileSpec(), ONNX), None, False)
+        known = writing._describe(writing.Draft.of(ModelSpec(model).load(), FileSpec(), ONNX), None, False)
         told = file(lambda images: np.zeros((len(images), 5), np.float32), ("batch", 3, 24, 24), **known)
         expected = eval_transform(model)(Image.fromarray(pixels))
         torch.testing.assert_close(eval_transform(told)(Image.fromarray(pixels)), expected, atol=0, rtol=0)
@@ -286,7 +287,7 @@ def test_the_dense_file_is_made_as_the_reduced_one_was(tmp_path: Path, monkeypat
     monkeypatch.setattr(writing, "_shape", lambda *_: (3, 48, 64))
     given = {"dtype": "uint8", "shape": [4, 48, 64, 3]}
     reduced = file(lambda images: images, (4, 48, 64, 3), input=given, weights="fp16", opset=19, method="topk")
-    with exporting.dense_file(nn.Linear(1, 1), replace(reduced, threads=3)) as dense:
+    with exporting.dense_file(ModelSpec(nn.Linear(1, 1)).load(), replace(reduced, threads=3)) as dense:
         assert dense.threads == 3
     wanted = FileSpec("onnx", batch=4, opset=19, precision="fp16", preprocess=True, size=(48, 64))
     assert asked == [wanted]
@@ -297,7 +298,7 @@ def test_the_dense_file_is_made_as_the_reduced_one_was(tmp_path: Path, monkeypat
         method="topk",
     )
     plain.metadata["opset"] = 20  # type: ignore[index]
-    with exporting.dense_file(nn.Linear(1, 1), plain):
+    with exporting.dense_file(ModelSpec(nn.Linear(1, 1)).load(), plain):
         pass
     assert asked[1] == FileSpec("onnx", opset=20, precision="fp32", size=(48, 64))
 

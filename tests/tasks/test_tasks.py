@@ -16,6 +16,7 @@ from vitrim.core import tables
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks import Task, base, make_task, register_task, tasks
+from vitrim.tasks.classes import places_of
 from vitrim.tasks.classification import Classification
 from vitrim.tasks.options import Mix, Protocol
 
@@ -110,7 +111,7 @@ def test_images_are_mixed_by_either_kind(given: dict[str, float], on: bool) -> N
 # ---- classes by name
 
 
-def _named(logits: torch.Tensor, *names: str) -> torch.nn.Module:
+def _named(logits: torch.Tensor, *names: str) -> Any:
     """A model of timm's conventions that says the same of every image, of classes with names."""
     model: Any = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1, len(names)))
     torch.nn.init.zeros_(model[1].weight)
@@ -123,7 +124,7 @@ def test_classification_counts_labels_by_name() -> None:
     """The model says zebra, then cat, then dog, then eel; of the data's three images two are zebras."""
     model = _named(torch.tensor([4.0, 3.0, 2.0, 1.0]), "zebra", "cat", "dog", "eel")
     task = make_task("classification", 4)
-    task.meet(model, ["dog", "zebra"])
+    task.meet(places_of(["dog", "zebra"], model.class_names, model.num_classes))
     prediction = task.predict(model, torch.zeros(3, 1, 1, 1))
     assert prediction.tolist() == [[2.0, 4.0, 3.0, 1.0]] * 3  # dog, zebra, and what the data does not have
     assert task.num_classes == 4
@@ -135,7 +136,7 @@ def test_classification_counts_labels_by_name() -> None:
 def test_several_labels_are_read_by_name() -> None:
     model = _named(torch.tensor([4.0, 3.0, 2.0]), "zebra", "cat", "dog")
     task = make_task("multilabel", 3)
-    task.meet(model, ["dog", "zebra"])
+    task.meet(places_of(["dog", "zebra"], model.class_names, model.num_classes))
     assert task.predict(model, torch.zeros(2, 1, 1, 1)).tolist() == [[2.0, 4.0]] * 2
     assert task.num_classes == 2
 
@@ -144,7 +145,7 @@ def test_names_of_another_head_say_nothing() -> None:
     model = _named(torch.tensor([4.0, 3.0, 2.0]), "zebra", "cat", "dog")
     model.class_names = ["cat", "zebra"]
     task = make_task("classification", 3)
-    task.meet(model, ["cat", "dog", "zebra"])
+    task.meet(places_of(["cat", "dog", "zebra"], model.class_names, model.num_classes))
     assert task.predict(model, torch.zeros(1, 1, 1, 1)).tolist() == [[4.0, 3.0, 2.0]]
 
 

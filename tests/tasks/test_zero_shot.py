@@ -61,7 +61,7 @@ def test_the_logits_are_those_of_both_towers(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = both(pixel_values=images, **given).logits_per_image
     task = make_task("zero_shot", 0)
-    task.meet(tower, data.class_names)
+    task.read_names(tower, data.class_names)
     with torch.no_grad():
         assert torch.allclose(task.predict(tower, images), wanted, atol=1e-5)
     dense, reduced = evaluate(tower, "tome:r=2", ScoredData(data, task="zero_shot", batch_size=4)).rows
@@ -105,7 +105,7 @@ def test_the_logits_are_those_of_open_clip(tmp_path: Path) -> None:
     for row, logits in zip(rows, wanted, strict=True):
         assert row["top1"] == (logits.argmax(1) == labels).double().mean().item()
     task = make_task("zero_shot", 0)
-    task.meet(both, data.class_names)
+    task.read_names(both, data.class_names)
     with torch.no_grad():
         torch.testing.assert_close(task.predict(both, images), wanted[0], atol=1e-4, rtol=1e-4)
     assert (dense["tokens_per_block"], reduced["tokens_per_block"]) == ([17, 17], [15, 13])
@@ -209,12 +209,12 @@ def test_the_whole_of_open_clip_is_needed_and_a_tokenizer_for_its_words() -> Non
     pytest.importorskip("open_clip")
     task = make_task("zero_shot", 0)
     with pytest.raises(VitrimError, match="VisionTransformer is the image tower alone: give the whole model"):
-        task.meet(open_clip_model().visual, ["cat", "dog"])
+        task.read_names(open_clip_model().visual, ["cat", "dog"])
     other = open_clip_model(vocab_size=100, context_length=8)
     with pytest.raises(VitrimError, match=r"by 100 words, and not open_clip's own 49408: set model.tokenizer = "):
-        task.meet(other, ["cat", "dog"])
+        task.read_names(other, ["cat", "dog"])
     other.tokenizer = lambda texts: torch.arange(8).expand(len(texts), 8)
-    task.meet(other, ["cat", "dog"])
+    task.read_names(other, ["cat", "dog"])
     assert task.texts is not None
     torch.testing.assert_close(task.texts[0][0], task.texts[0][1])  # of one row of words
 
@@ -257,7 +257,7 @@ def test_names_are_put_into_sentences_as_words(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Library, "text_embeddings", told)
     task = make_task("zero_shot", 0)
-    task.meet(torch.nn.Identity(), ["golden_retriever", "black_and_gold_garden_spider", "sea lion"])
+    task.read_names(torch.nn.Identity(), ["golden_retriever", "black_and_gold_garden_spider", "sea lion"])
     names = ["golden retriever", "black and gold garden spider", "sea lion"]
     assert asked == [f"a photo of a {name}" for name in names]
 
@@ -270,13 +270,13 @@ def test_models_and_data_without_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(VitrimError, match="knows no classes: give a source or a dataset that names them"):
         evaluate(HEADLESS, None, ScoredData(batches, task="zero_shot"))
     with pytest.raises(VitrimError, match="asks for the classes by their names, and the data has none"):
-        make_task("zero_shot", 0).meet(torch.nn.Identity(), None)
+        make_task("zero_shot", 0).read_names(torch.nn.Identity(), None)
 
 
 def test_two_classes_of_the_same_words_are_refused_before_they_are_embedded() -> None:
     task = make_task("zero_shot", 0)
     with pytest.raises(VitrimError, match="classes 'crane' and 'Crane' of the data come to the same words, 'crane'"):
-        task.meet(torch.nn.Identity(), ["crane", "cat", "Crane"])
+        task.read_names(torch.nn.Identity(), ["crane", "cat", "Crane"])
 
 
 def test_sentences_of_wordnet_ids_tell_two_cranes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_sentences_of_wordnet_ids_tell_two_cranes_apart(monkeypatch: pytest.Monk
         return torch.eye(len(texts)), 1.0, 0.0
 
     monkeypatch.setattr(Library, "text_embeddings", embedded)
-    make_task("zero_shot", 0).meet(torch.nn.Identity(), ["n02012849", "n03126707", "traffic_light"])
+    make_task("zero_shot", 0).read_names(torch.nn.Identity(), ["n02012849", "n03126707", "traffic_light"])
     assert said[0].startswith("a photo of a crane, large long-necked wading bird")
     assert said[1].startswith("a photo of a crane, lifts and moves heavy objects")
     assert said[2] == "a photo of a traffic light"

@@ -19,6 +19,7 @@ from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
+from vitrim.loading import ModelSpec
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.decisions import LARGEST, whereabouts
 from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
@@ -303,7 +304,7 @@ def collect(
         >>> list(found), found["tome:r=8"].labels().shape
         (['dense', 'tome:r=8'], (2, 6, 100))
     """
-    task = make_task("classification", num_classes(model))
+    task = make_task("classification", num_classes(ModelSpec(model).load()))
     measurement = Measurement(contestants(model, methods, task), [probe or Collect()], task)
     measurement.follow(batches)
     found = records_of(measurement.findings(), header)

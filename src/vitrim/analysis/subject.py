@@ -92,20 +92,20 @@ class Subject:
         torch.manual_seed(seed)
         loaded = spec.load("cpu")
         task, dataset = open_task(loaded, data, embeddings=True)
-        size = task.eval_batch(data.batch_size)
+        images = data_facts(data, task, dataset)
         about = {
             "environment": environment(device=str(spec.device or "cpu"), dtype=dtype, seed=seed),
             "model": loaded.name,
             "weights": loaded.weights,
             "model_options": loaded.options,
             "task": task.name,
-            "data": data_facts(dataset, data.name(dataset), data.limit, size),
+            "data": images,
         }
         model = loaded.model if spec.named else copy.deepcopy(loaded.model)
         model = model.to(device=where, dtype=getattr(torch, dtype)).eval()
         subject = cls(
-            model, fitting(model, methods), task, dataset, size, data.limit, seed, data.workers, loaded.learned,
-            about=about, **drawn,
+            model, fitting(model, methods), task, dataset, images["batch_size"], data.limit, seed, data.workers,
+            loaded.learned, about=about, **drawn,
         )  # fmt: skip
         beyond = next((block for block in subject.blocks if not 0 <= block < subject.num_layers), None)
         if beyond is not None:

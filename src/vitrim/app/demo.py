@@ -22,7 +22,7 @@ from vitrim.engines.machine import environment, set_threads
 from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
-from vitrim.loading import create_model
+from vitrim.loading import ModelSpec, create_model
 from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.inputs import random_images
@@ -118,7 +118,7 @@ def demo(
     rows = {}
     for key, exhibit in exhibits.items():
         say(f"evaluating the {exhibit.name} under every method")
-        task = task_of(exhibit.model, None)
+        task = task_of(ModelSpec(exhibit.model).load(), None)
         probes = standard_probes(task)
         rows[key] = run(exhibit.model, exhibit.methods, exhibit.batches, probes, task=task, seed=seed)
     say(f"timing {SPEED_MODEL}, batch {SPEED_BATCH}, dense against tome and atm")

@@ -32,19 +32,20 @@ from vitrim.app.sliders import STEPS, config_of, matched, slide_of
 from vitrim.app.uploads import read_front, read_image
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
-from vitrim.core.registry import ask, host_of
+from vitrim.core.registry import host_of
 from vitrim.data.transforms import eval_transform
 from vitrim.engines.copies import shared_copy
 from vitrim.engines.macs import profile_of
 from vitrim.errors import ReductionWarning, VitrimError, check_known
-from vitrim.loading import create_model
+from vitrim.loading import ModelSpec
 from vitrim.measure.bench import measure
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.inputs import EMBEDDING, task_name
 from vitrim.measure.latency import Budget
+from vitrim.measure.task_data import task_of
 from vitrim.plots.classifier import check_shown
 from vitrim.plots.patches import sources_of
-from vitrim.tasks import Task, make_task
+from vitrim.tasks import Task
 from vitrim.tasks.classes import class_names
 from vitrim.tuning.space import training_free
 
@@ -149,19 +150,19 @@ class Service:
         check_known("model", name, self.sources)
         if name not in self.loaded:
             source = self.sources[name]
-            options = dict(source.options)
-            with torch.random.fork_rng([]):
-                torch.manual_seed(0)  # the same random weights when a model is loaded again
-                model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
-            if task_name(model) != EMBEDDING:
+            # the same random weights when a model is loaded again
+            spec = ModelSpec(name, source.pretrained, source.checkpoint, dict(source.options), seed=0)
+            loaded = spec.load()
+            model, embeds = loaded.model, task_name(loaded) == EMBEDDING
+            if not embeds:
                 check_shown(model)
             methods, outputs = [config.name for config in training_free(model)], _of_examples(model)
-            if task_name(model) == EMBEDDING:
+            if embeds:
                 shown, names = known_of({}), [one.name for one in EXAMPLES]
                 self.loaded[name] = _Ready(model, names, methods, shown, outputs)
             else:
-                count = ask(model).num_classes(model) or 0
-                classes = class_names(model) or [f"class {number}" for number in range(count)]
+                count = loaded.num_classes or 0
+                classes = class_names(loaded.class_names, count) or [f"class {number}" for number in range(count)]
                 said = zip(EXAMPLES, outputs.argmax(1).tolist(), strict=True)
                 known = known_of({one.name: classes[place] for one, place in said})
                 self.loaded[name] = _Ready(model, classes, methods, known, None)
@@ -213,8 +214,7 @@ def _of_examples(model: nn.Module) -> Tensor:
 
 
 def _task(model: nn.Module) -> Task:
-    name = task_name(model) or "classification"
-    return make_task(name, 0 if name == EMBEDDING else host_of(model).facts(model).num_classes)
+    return task_of(ModelSpec(model).load(), None)
 
 
 def _cosines(vectors: Tensor, others: Tensor) -> Tensor:

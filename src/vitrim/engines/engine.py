@@ -312,9 +312,10 @@ class FileEngine(Engine):
             height, width = images.shape[2:]
             reduction = get_reduction(model)
             follows = reduction is not None and reduction.config.is_adaptive()
-            name, classes = ModelSpec(model).load().name, class_names(model)
-            wanted = FileSpec(self.kind.name, size, size=(height, width), name=name, classes=classes)
-            draft = Draft.of(shared_copy(model), wanted, self.kind)
+            loaded = ModelSpec(shared_copy(model)).load()
+            classes = class_names(loaded.class_names, loaded.num_classes)
+            wanted = FileSpec(self.kind.name, size, size=(height, width), name=loaded.name, classes=classes)
+            draft = Draft.of(loaded, wanted, self.kind)
             file = write(draft, place, calibration if follows else None, real=True)
         if self.precision != "fp32":
             made = place.with_stem(f"{place.stem}-{self.precision}")

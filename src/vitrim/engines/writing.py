@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitrim.checked import checked
 from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import get_reduction, reduce_, restore_
-from vitrim.core.registry import ask, input_size_of
+from vitrim.core.registry import input_size_of
 from vitrim.engines.copies import shared_copy
 from vitrim.engines.exported import Exported, sidecar, size_of, staged, weights_beside
 from vitrim.engines.formats.base import OPSETS, PRECISIONS, Array, Format, Graph, as_array
@@ -31,6 +31,7 @@ from vitrim.engines.parity import highest_share
 from vitrim.engines.program import MAX_BATCH, Program, trace
 from vitrim.errors import ReductionWarning, VitrimError, first_line
 from vitrim.files import json_text
+from vitrim.loading import Loaded
 from vitrim.version import __version__
 
 GIGA = 1e9
@@ -85,24 +86,27 @@ class Draft:
     """The model that `export` writes, and its images.
 
     Attributes:
-        model: dense or reduced.
+        loaded: the model, dense or reduced.
         shape: channels, height and width of the images.
         preprocessing: the model's preprocessing, at this size.
     """
 
-    model: nn.Module
+    loaded: Loaded
     shape: tuple[int, int, int]
     preprocessing: Preprocessing
     wanted: FileSpec
     kind: type[Format]
 
     @classmethod
-    def of(cls, model: nn.Module, wanted: FileSpec, kind: type[Format]) -> Draft:
-        shape = _shape(model, wanted.size)
-        count = ask(model).num_classes(model)
+    def of(cls, loaded: Loaded, wanted: FileSpec, kind: type[Format]) -> Draft:
+        shape, count = _shape(loaded.model, wanted.size), loaded.num_classes
         if wanted.classes is not None and count and len(wanted.classes) != count:
             raise VitrimError(f"classes are {len(wanted.classes)} names, and the model has {count} classes")
-        return cls(model, shape, replace(ask(model).preprocessing(model), size=shape[1:]), wanted, kind)
+        return cls(loaded, shape, replace(loaded.preprocessing, size=shape[1:]), wanted, kind)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.loaded.model
 
     @property
     def layout(self) -> tuple[int, int, int]:
@@ -157,8 +161,7 @@ def _write(draft: Draft, facts: dict[str, object], place: Path) -> Exported:
     # two images: torch treats a batch of one as a constant
     example = torch.zeros(wanted.batch or 2, *draft.layout, dtype=getattr(torch, dtype))
     program = trace(module, example, wanted.batch is None)
-    library = ask(draft.model)
-    output = "logits" if library.num_classes(draft.model) else "features"
+    output = "logits" if draft.loaded.num_classes else "features"
     embeds = output == "features" and program.graph.output_node().args[0][-1].meta["val"].ndim == 2
     inputs = (wanted.batch or "batch", *draft.layout)
     known = {
@@ -169,7 +172,7 @@ def _write(draft: Draft, facts: dict[str, object], place: Path) -> Exported:
             "dtype": dtype,
             "layout": "NHWC, as read, 0 to 255" if wanted.preprocess else "NCHW, normalised",
         },
-        "output": {"name": output, **({"embedding": library.embedding_name(draft.model)} if embeds else {})},
+        "output": {"name": output, **({"embedding": draft.loaded.embedding_name} if embeds else {})},
         "weights": weights,
         "precision": weights,
         "opset": wanted.opset,

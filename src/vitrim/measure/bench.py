@@ -29,13 +29,13 @@ from vitrim.engines.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.engines.engine import Eager, Engine, compilation, engines_named, listed
 from vitrim.engines.exported import Exported
 from vitrim.engines.formats.base import PRECISIONS
-from vitrim.engines.machine import drawing, environment, select_device
+from vitrim.engines.machine import drawing, environment
 from vitrim.engines.macs import count_macs
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.engines.runnable import Module, Runnable, outputs
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import PlacedModel
-from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_kept, file_words, load, parted
+from vitrim.measure.in_files import AnyModel, MethodsAndFiles, file_words, load, parted, place_of
 from vitrim.measure.inputs import DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
@@ -71,20 +71,6 @@ Tell: TypeAlias = Callable[[str], None]
 
 WHOLE = "whole model"
 """The ``part`` of rows of an entire dense-prediction model."""
-
-
-def place_of(spec: PlacedModel) -> torch.device:
-    """The device of a model: of its spec if given by name, else of its parameters; `VitrimError` if they differ."""
-    selected = select_device(str(spec.device or "cpu"))
-    if spec.named or isinstance(spec.model, Exported):
-        return selected
-    if not isinstance(spec.model, nn.Module):
-        raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(spec.model).__name__}")
-    place = next(spec.model.parameters()).device
-    if spec.device not in (None, "cpu") and place.type != selected.type:
-        name = str(spec.device)
-        raise VitrimError(f"device={name}, and the model is on {place}: move it with model.to({name!r}) first")
-    return place
 
 
 @checked_call
@@ -153,9 +139,8 @@ def bench(
     names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
     engines, lacking = ([], []) if file is not None else engines_named(names, precisions, place)
     with drawing(place, seed), ExitStack() as kept:
-        loaded = load(spec, place)
+        loaded = load(spec, place, given)
         if file is not None:
-            check_kept(file, given)
             host, configs, learned = loaded.model, dict[str, MethodConfig](), None
         else:
             own = kept.enter_context(apart(loaded.model))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,8 +14,8 @@ from torch.utils.data import Subset
 
 from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import reduce_
-from vitrim.core.registry import ask, fitting
+from vitrim.core.reduce import reduce_, refuse_reduced
+from vitrim.core.registry import fitting
 from vitrim.data import spread
 from vitrim.data.dataset import calibrating
 from vitrim.engines.copies import take_learned
@@ -34,15 +33,14 @@ from vitrim.measure.bench import (
     check_enough,
     check_methods,
     in_dtype,
-    place_of,
 )
 from vitrim.measure.comparison import Comparison
-from vitrim.measure.contestants import Contestant, contestants
-from vitrim.measure.evaluation import paired_probes, standard_probes
-from vitrim.measure.in_files import MethodsAndFiles, check_alike, file_words, parted
-from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData, untrained_methods
+from vitrim.measure.contestants import Contestant
+from vitrim.measure.evaluation import Opened, follow, open_models, paired_probes, standard_probes
+from vitrim.measure.in_files import MethodsAndFiles, check_alike, parted, place_of
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData
 from vitrim.measure.latency import Budget
-from vitrim.measure.records import Batch, Row, read
+from vitrim.measure.records import Row, read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task
 from vitrim.report import DENSE
@@ -122,27 +120,33 @@ def compare(
         if not given and not beside:
             check_alone(loaded.model)
         configs = {config.describe(): config for config in fitting(loaded.model, given)}
+        refuse_reduced(loaded.model)
         check_methods(loaded.model, configs, engines, sizes)
         warnings.simplefilter("ignore", ReductionWarning)  # the check has issued it
         lower = [one for one in engines if one.precision != "fp32"]
         task, dataset = open_task(loaded, images, embeddings=True)
-        contest = _Contest(loaded, configs, beside, lower, task, images, dataset)
-        contest.check()
-        check_enough(contest.timed_on, max(sizes))
-        scores = contest.scores(seed, on_progress)
+        _check_scored(loaded, task, beside, lower)
+        timed_on, facts = None if task.reads is not None else dataset, data_facts(images, task, dataset)
+        check_enough(timed_on, max(sizes))
+        opened = open_models(
+            loaded, task, dataset, facts, list(configs.values()), list(beside.values()), device=place,
+            dtype=torch.float32,
+        )  # fmt: skip
+        scores = _scores(opened, configs, lower, images, seed, on_progress)
         precisions = ",".join(dict.fromkeys(one.precision for one in engines))
         facts = {
             "environment": environment(device=str(place), dtype=precisions, seed=seed),
-            **contest.facts(),
+            **opened.facts,
+            "metric": task.selects_by,
             "at": sizes,
-            "timed_on": "random images" if contest.timed_on is None else "the data",
-            "lacking": [*contest.files_note(), *lacking, *contest.of_other_batches()],
+            "timed_on": "random images" if timed_on is None else "the data",
+            "lacking": [*lacking, *_of_other_batches(configs, lower, opened.data["batch_size"])],
         }
         report, tell = Comparison("compare", facts), on_report or (lambda _: None)
         timed: list[list[Row]] = []
         report.fill(loaded.name, task, scores, timed)
         tell(report)
-        speeds = Speeds(loaded.model, configs, contest.timed_on, engines, budget, seed, loaded.learned, beside)
+        speeds = Speeds(loaded.model, configs, timed_on, engines, budget, seed, loaded.learned, beside)
         for rows in speeds.at(sizes, on_progress):
             timed.append(rows)
             report.fill(loaded.name, task, scores, timed)
@@ -181,131 +185,73 @@ def on_engine(
     return Contestant(runnable, task, name=DENSE if method is None else method.describe())
 
 
-@dataclass(frozen=True)
-class _Contest:
-    """The models that `compare` scores, and the images.
+def _check_scored(loaded: Loaded, task: Task, files: Mapping[str, Exported], lower: Sequence[Engine]) -> None:
+    """Refuse files, and engines in lower precisions, that cannot be scored beside the model."""
+    check_alike(loaded, list(files.values()))
+    if (files or lower) and task.name not in SCORED_ON_ENGINES:
+        what = "files are" if files else f"{lower[0].precision} is"
+        raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
+    if lower and task.embeds and loaded.num_classes:
+        raise VitrimError(
+            f"in {lower[0].precision} engines give this classifier's logits, and not what it reads: take it without "
+            "its head, e.g. num_classes=0"
+        )
 
-    Attributes:
-        methods, files: by row name.
-        lower: the engines in lower precisions than fp32.
-        dataset: as ``images`` say.
-    """
 
-    loaded: Loaded
-    methods: Mapping[str, MethodConfig]
-    files: Mapping[str, Exported]
-    lower: Sequence[Engine]
-    task: Task
-    images: ScoredData
-    dataset: Any
-
-    def check(self) -> None:
-        """Refuse files, and engines, that cannot be scored beside the model."""
-        model, task = self.loaded.model, self.task
-        check_alike(model, list(self.files.values()))
-        if (self.files or self.lower) and task.name not in SCORED_ON_ENGINES:
-            what = "files are" if self.files else f"{self.lower[0].precision} is"
-            raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
-        if self.lower and task.embeds and ask(model).num_classes(model):
-            raise VitrimError(
-                f"in {self.lower[0].precision} engines give this classifier's logits, and not what it reads: take it "
-                "without its head, e.g. num_classes=0"
-            )
-
-    @property
-    def timed_on(self) -> Any:
-        """The dataset of the timings; None for random images."""
-        return self.dataset if self.task.reads is None else None
-
-    @property
-    def batch_size(self) -> int:
-        return self.task.eval_batch(self.images.batch_size)
-
-    def batches(self) -> Iterator[Batch]:
-        """Read the images from the start."""
-        given = self.images
-        return read(self.dataset, self.batch_size, limit=given.limit, workers=given.workers, collate=self.task.collate)
-
-    @property
-    def calibration(self) -> Tensor | None:
-        """Images (N, C, H, W) for int8, spread over those that are scored; None without int8."""
-        if all(engine.precision != "int8" for engine in self.lower):
-            return None
-        chosen = calibrating(spread(len(self.dataset), self.images.limit)).tolist()
-        few = read(Subset(self.dataset, chosen), self.batch_size, collate=self.task.collate)
-        return torch.cat([batch.images for batch in few])
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The facts about the images."""
-        images = self.images
-        return data_facts(self.dataset, images.name(self.dataset), images.limit, self.batch_size)
-
-    def facts(self) -> dict[str, Any]:
-        """The entries of the record about model, task and data."""
-        loaded = self.loaded
-        return {
-            "weights": loaded.weights,
-            "model_options": loaded.options,
-            "untrained": untrained_methods(self.methods.values(), loaded.learned),
-            "task": self.task.name,
-            "metric": self.task.selects_by,
-            "data": self.data,
-        }
-
-    def scores(self, seed: int, on_progress: Tell | None) -> list[tuple[Row, Engine | None]]:
-        """Rows in fp32, without an engine, and rows of the engines in lower precisions."""
-        count = self.data["images"]
-        progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images")
-        model, learned, task = self.loaded.model, self.loaded.learned, self.task
-        with (
-            one_line_errors(f"batch {self.batch_size}", kept=""),
-            TemporaryDirectory() as folder,
-            compilation(any(engine.compiled for engine in self.lower)),
-        ):
-            models = [
-                *contestants(model, list(self.methods.values()), task, dtype=torch.float32, learned=learned),
-                *(Contestant(file, task, name=name) for name, file in self.files.items()),
-            ]
-            lower: list[tuple[Contestant, Engine]] = []
-            if self.lower:
-                images = next(self.batches()).images
-                calibration = self.calibration
-                lower = [
-                    (on_engine(model, config, engine, task, images, Path(folder) / name, calibration, learned), engine)
-                    for engine in self.lower
-                    for name, config in {DENSE: None, **self.methods}.items()
-                    if config is None or engine.obstacle(config, 1) is None
-                ]
-            every = [*models, *(one for one, _ in lower)]
-            measurement = Measurement(every, [*standard_probes(task), *paired_probes(task)], task, seed=seed)
-            measurement.follow(self.batches(), progress)
-        rows = measurement.rows()
-        untold = UNTOLD if task.embeds else (*UNTOLD, "cosine")
-        return [
-            *((self._with_engine(row), None) for row in rows[: len(models)]),
-            *(
-                (Row(row.method, {key: row[key] for key in row if key not in untold}), engine)
-                for row, (_, engine) in zip(rows[len(models) :], lower, strict=True)
-            ),
+def _scores(
+    opened: Opened,
+    methods: Mapping[str, MethodConfig],
+    lower: Sequence[Engine],
+    images: ScoredData,
+    seed: int,
+    on_progress: Tell | None,
+) -> list[tuple[Row, Engine | None]]:
+    """Rows in fp32, without an engine, and rows of the engines in lower precisions."""
+    loaded, task, size = opened.loaded, opened.task, opened.data["batch_size"]
+    progress = None if on_progress is None else lambda seen, count: on_progress(f"{seen} of {count} images")
+    with (
+        one_line_errors(f"batch {size}", kept=""),
+        TemporaryDirectory() as folder,
+        compilation(any(engine.compiled for engine in lower)),
+    ):
+        on = [(engine, *each) for engine in lower for each in {DENSE: None, **methods}.items()]
+        on = [each for each in on if each[2] is None or each[0].obstacle(each[2], 1) is None]
+        batches = read(opened.dataset, size, limit=images.limit, collate=task.collate)
+        first = next(batches).images if on else torch.empty(0)
+        calibration = _calibration(opened, lower, images)
+        ready = [
+            on_engine(loaded.model, config, engine, task, first, Path(folder) / name, calibration, loaded.learned)
+            for engine, name, config in on
         ]
+        probes = [*standard_probes(task), *paired_probes(task)]
+        measurement = Measurement([*opened.models, *ready], probes, task, seed=seed)
+        follow(measurement, opened, images, progress)
+    findings = measurement.findings()
+    files = {str(file.path): {"engine": file.engine, "precision": file.precision} for file in opened.files}
+    untold = UNTOLD if task.embeds else (*UNTOLD, "cosine")
+    return [
+        *((Row(row.method, {**row, **files.get(row.method, {})}), None) for row in opened.rows(measurement, findings)),
+        *(
+            (Row(row.method, {key: row[key] for key in row if key not in untold}), engine)
+            for row, (engine, *_) in zip(findings.rows[len(opened.models) :], on, strict=True)
+        ),
+    ]
 
-    def _with_engine(self, row: Row) -> Row:
-        """The row; that of a file with its engine and precision."""
-        own = self.files.get(row.method)
-        if own is None:
-            return row
-        return Row(row.method, {**row, "engine": own.engine, "precision": own.precision})
 
-    def files_note(self) -> list[str]:
-        return [file_words(list(self.files.values()))] if self.files else []
+def _calibration(opened: Opened, lower: Sequence[Engine], images: ScoredData) -> Tensor | None:
+    """Images (N, C, H, W) for int8, spread over those that are scored; None without int8."""
+    if all(engine.precision != "int8" for engine in lower):
+        return None
+    chosen = calibrating(spread(len(opened.dataset), images.limit)).tolist()
+    few = read(Subset(opened.dataset, chosen), opened.data["batch_size"], collate=opened.task.collate)
+    return torch.cat([batch.images for batch in few])
 
-    def of_other_batches(self) -> list[str]:
-        """A line for every batch-dependent method that engines run one image at a time."""
-        size = self.batch_size
-        return [
-            f"{name} counts on the whole batch: MACs saved are those of batches of {size}, and engines are scored "
-            "on single images, of which it may merge more; with --batch-size 1 (batch_size=1) both are of those"
-            for name, config in self.methods.items()
-            if config.traits.batch_dependent and any(one.obstacle(config, size) is not None for one in self.lower)
-        ]
+
+def _of_other_batches(methods: Mapping[str, MethodConfig], lower: Sequence[Engine], size: int) -> list[str]:
+    """A line for every batch-dependent method that engines run one image at a time."""
+    return [
+        f"{name} counts on the whole batch: MACs saved are those of batches of {size}, and engines are scored "
+        "on single images, of which it may merge more; with --batch-size 1 (batch_size=1) both are of those"
+        for name, config in methods.items()
+        if config.traits.batch_dependent and any(one.obstacle(config, size) is not None for one in lower)
+    ]

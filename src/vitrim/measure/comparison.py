@@ -51,7 +51,6 @@ class Comparison(Report):
                 {
                     "model": model,
                     **whole,
-                    "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
                     "loss": dense[metric] - whole[metric],
                     "loss_error": whole.get("loss_error"),
                     "speeds": speeds,
@@ -133,6 +132,7 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
             for one in speeds
         )
         yield f"dense is {kernels}, timed on {facts['timed_on']}; threads: {facts['environment']['threads']}"
+    yield from [facts["files"]] if "files" in facts else []
     yield from facts["lacking"]
     yield from facts["doubts"]
     yield from matched(facts, task)

@@ -94,7 +94,7 @@ class Contestant:
             self.like = torch.empty(0)
             self.num_blocks = len(model.metadata.get("tokens_per_block") or ())
             return
-        self.model = model.eval()
+        self.model, self.library = model.eval(), ask(model)
         self.like = next(model.parameters())
         if watched:
             self._watch(model)
@@ -106,7 +106,7 @@ class Contestant:
         trunks = [part] if has_trunk(part) else [inner for _, inner in supported_parts(part)]
         blocks = host_of(trunks[0]).blocks(trunks[0]) if trunks else []
         self.num_blocks = len(blocks)
-        for reader in () if self.task.embeds else ask(model).readers(model):
+        for reader in () if self.task.embeds else self.library.readers(model):
             reader.register_forward_pre_hook(self._note_input)
         if blocks:
             blocks[-1].register_forward_hook(self._note_tokens)
@@ -135,7 +135,7 @@ class Contestant:
             return self._known(prediction, images)
         macs: Mapping[str, int] | None = None
         counted: tuple[int, int] | None = None
-        padding = ask(self.model).padding(self.model, images)
+        padding = self.library.padding(self.model, images)
         if count and (self.adaptive or padding):  # images with different padding take different passes
             whole = _Prediction(self, targets)
             macs, prediction = count_parts(whole, images), whole.prediction
@@ -170,7 +170,7 @@ class Contestant:
         self.inputs.clear()
         if not self.task.embeds:
             return self.task.predict(self.model, images, targets)
-        self.inputs.append(ask(self.model).embedding(self.model, images))
+        self.inputs.append(self.library.embedding(self.model, images))
         return self.task.of_embedding(self.inputs[0])
 
     def _feature(self) -> Tensor | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from torch import nn
 
 from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask
 from vitrim.data import DataError
 from vitrim.engines.copies import apart
 from vitrim.engines.exported import Exported
-from vitrim.engines.machine import drawing, environment, select_device
+from vitrim.engines.machine import drawing, environment
 from vitrim.errors import VitrimError, check_known, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, ScoredModel
@@ -30,7 +29,7 @@ from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
-from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, check_kept, file_words, load, parted
+from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, file_words, load, parted, place_of
 from vitrim.measure.inputs import EMBEDDING, ScoredData, task_name, untrained_methods
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
@@ -147,18 +146,30 @@ def evaluate(
     configs, files = parted(methods)
     if results.predictions is not None:
         check_predictions(Path(results.predictions))
-    spec = _placed(spec)
-    device = None if spec.device is None else select_device(str(spec.device))
-    processes = Processes.launched(None if device is None else str(device))
-    with drawing(device or torch.device("cpu"), seed):
-        opened = _open(spec, images, results, configs, list(files.values()), processes.device or device)
+    device, dtype = place_of(spec), _dtype_of(spec)
+    processes = Processes.launched(str(device) if spec.named or spec.device is not None else None)
+    with drawing(device, seed):
+        loaded = load(spec, "cpu", configs)
+        check_alike(loaded, list(files.values()))
+        task, dataset, data = _task_and_images(loaded, images, results)
+        opened = open_models(
+            loaded, task, dataset, data, configs, list(files.values()), device=processes.device or device,
+            dtype=dtype, learned=spec.learned, identified=results.path is not None,
+        )  # fmt: skip
     measurement = Measurement(opened.models, _probes(opened, results), opened.task, processes=processes, seed=seed)
-    facts = _facts(opened, measurement, device or measurement.device)
+    name = str(measurement.dtype).removeprefix("torch.")
+    machine = environment(device=str(device), dtype=name, seed=seed)
+    facts = {"environment": {**machine, "processes": processes.count}, **opened.facts}
     partial = None
     if results.path is not None:
-        partial = Partial(results.path, _settings(opened, facts), processes, resume=results.resume)
+        names = [one.name for one in opened.models]
+        settings = {"model": loaded.name, "methods": names, **facts, "content": opened.content}
+        partial = Partial(results.path, settings, processes, resume=results.resume)
+    batch_size = data["batch_size"] or images.batch_size
+    short = {long: name for name, long in DTYPES.items()}.get(name, name)
     try:
-        _follow(measurement, opened, images, partial, on_progress)
+        with one_line_errors(f"batch {batch_size}, {short}", kept="; what was gathered is kept"):
+            follow(measurement, opened, images, on_progress, partial)
     except BaseException as error:  # keep the results, which may be hours of work, whatever stopped the pass
         problem = str(error) if isinstance(error, VitrimError) else "stopped before the end"
         report = _publish(measurement, opened, facts, partial, results, problem)
@@ -172,14 +183,13 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class _Opened:
+class Opened:
     """The models, the task and the images of an evaluation.
 
     Attributes:
         dataset: None for batches.
         data: facts about the images, for the record.
         models: the dense model first; files too.
-        methods: of the models, without files.
         untrained: learned methods with random parameters.
         content: the `identity` of all these, if intermediate results are stored.
     """
@@ -189,9 +199,23 @@ class _Opened:
     dataset: Any
     data: dict[str, Any]
     models: list[Contestant]
-    methods: list[str]
     untrained: list[str]
     content: dict[str, str]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The entries of a record about the models, the task and the images."""
+        loaded, task = self.loaded, self.task
+        facts = {
+            "weights": loaded.weights,
+            "model_options": loaded.options,
+            "untrained": self.untrained,
+            "task": task.name,
+            "data": self.data,
+        }
+        if self.files:
+            facts["files"] = file_words(self.files)
+        return {**facts, "embedding": loaded.embedding_name} if task.name == EMBEDDING else facts
 
     @property
     def files(self) -> list[Exported]:
@@ -215,66 +239,65 @@ class _Opened:
         return rows
 
 
-def _placed(spec: ScoredModel) -> ScoredModel:
-    """Add the command line's defaults to a name; a module has its own device and dtype. The dtype becomes torch's."""
-    dtype = spec.dtype
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        check_known("dtype", dtype, DTYPES)
-        dtype = getattr(torch, DTYPES[dtype])
-    if spec.named:
-        return replace(spec, device=spec.device or "cpu", dtype=dtype or torch.float32)
-    return replace(spec, dtype=dtype)
+def _dtype_of(spec: ScoredModel) -> torch.dtype | None:
+    """The dtype as torch's; None for that of a module."""
+    dtype = spec.dtype or ("fp32" if spec.named else None)
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    check_known("dtype", dtype, DTYPES)
+    found: torch.dtype = getattr(torch, DTYPES[dtype])
+    return found
 
 
-def _open(
-    spec: ScoredModel,
-    images: ScoredData,
-    results: ScoredResults,
+def open_models(
+    loaded: Loaded,
+    task: Task,
+    dataset: Any,
+    data: dict[str, Any],
     methods: Sequence[MethodConfig],
     files: list[Exported],
+    *,
     device: torch.device | None,
-) -> _Opened:
-    """Load the model, open the images, and reduce copies of the model, on ``device``, or that of the module."""
-    loaded = load(spec, "cpu")
+    dtype: torch.dtype | None,
+    learned: str | Path | None = None,
+    identified: bool = False,
+) -> Opened:
+    """Reduce copies of the model in this dtype, on ``device``, or that of the module; ``files`` follow them."""
     model: nn.Module | Exported = loaded.model
-    check_alike(model, files)
-    task, dataset, data = _task_and_images(loaded, images, results)
     models: list[Contestant] = []
     with ExitStack() as kept:
+        folder: Path | None = None
         if isinstance(model, Exported):
-            check_kept(model, methods)
-            if spec.dtype not in (None, torch.float32):
+            if dtype not in (None, torch.float32):
                 raise VitrimError(f"{loaded.name} is an exported file, in a precision of its own: leave the dtype out")
-            configs, learned, files = list(methods), None, [model, *files]
+            files = [model, *files]
         else:
             own = kept.enter_context(apart(model))
-            configs = own.with_own(methods)
-            learned = (own.learned or loaded.learned) if spec.learned is None else Path(spec.learned)
-            assert not isinstance(spec.dtype, str)  # it is torch's after `_placed`
-            models = contestants(own.model, configs, task, device=device, dtype=spec.dtype, learned=learned)
-        untrained = untrained_methods(configs, learned)
+            methods = own.with_own(methods)
+            folder = (own.learned or loaded.learned) if learned is None else Path(learned)
+            models = contestants(own.model, methods, task, device=device, dtype=dtype, learned=folder)
+        untrained = untrained_methods(methods, folder)
         content: dict[str, str] = {}
-        if results.path is not None:
+        if identified:
             paths = [path for one in files for path in one.files]
             whole = None if isinstance(model, Exported) else model
-            content = identity(whole, task, dataset, learned=learned, files=paths)
+            content = identity(whole, task, dataset, learned=folder, files=paths)
     models += [Contestant(file, task, name=str(file.path)) for file in files]
-    return _Opened(loaded, task, dataset, data, models, [config.describe() for config in configs], untrained, content)
+    return Opened(loaded, task, dataset, data, models, untrained, content)
 
 
 def _task_and_images(loaded: Loaded, images: ScoredData, results: ScoredResults) -> tuple[Task, Any, dict[str, Any]]:
     """The task, the dataset or None for batches, and the facts about the images."""
     if not isinstance(images.source, (str, Path, *DATASETS)):
         unknown = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
-        return _task_of_batches(loaded.model, images, results), None, unknown
+        return _task_of_batches(loaded, images, results), None, unknown
     if isinstance(images.task, Task):
         raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
     task, dataset = open_task(loaded, images, embeddings=True)
-    batch_size = task.eval_batch(images.batch_size)
-    return task, dataset, data_facts(dataset, images.name(dataset), images.limit, batch_size)
+    return task, dataset, data_facts(images, task, dataset)
 
 
-def _task_of_batches(model: nn.Module, images: ScoredData, results: ScoredResults) -> Task:
+def _task_of_batches(loaded: Loaded, images: ScoredData, results: ScoredResults) -> Task:
     reading = {**images.columns, "data_options": images.options, "protocol": images.protocol, "limit": images.limit}
     unread = next((name for name, value in {**reading, "out": results.folder}.items() if value), None)
     if unread is not None:
@@ -282,11 +305,11 @@ def _task_of_batches(model: nn.Module, images: ScoredData, results: ScoredResult
     if isinstance(images.task, Task):
         return images.task
     # the caller may choose a classifier's task, such as multilabel
-    free = images.task is not None and not ask(model).tasks(model)
-    return task_of(model, None, images.task if free else task_name(model, images.task))
+    free = images.task is not None and not loaded.tasks
+    return task_of(loaded, None, images.task if free else task_name(loaded, images.task))
 
 
-def _probes(opened: _Opened, results: ScoredResults) -> list[Probe]:
+def _probes(opened: Opened, results: ScoredResults) -> list[Probe]:
     """The probes of the task, and those of the results that were asked for."""
     task = opened.task
     if results.decisions is not None and opened.files:
@@ -302,42 +325,16 @@ def _probes(opened: _Opened, results: ScoredResults) -> list[Probe]:
     return probes
 
 
-def _facts(opened: _Opened, measurement: Measurement, device: torch.device) -> dict[str, Any]:
-    """The conditions of the numbers, for the record."""
-    loaded, task = opened.loaded, opened.task
-    dtype = str(measurement.dtype).removeprefix("torch.")
-    machine = environment(device=str(device), dtype=dtype, seed=measurement.seed)
-    facts = {
-        "environment": {**machine, "processes": measurement.processes.count},
-        "weights": loaded.weights,
-        "model_options": loaded.options,
-        "untrained": opened.untrained,
-        "task": task.name,
-        "data": opened.data,
-    }
-    if opened.files:
-        facts["files"] = file_words(opened.files)
-    if task.name == EMBEDDING:
-        facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
-    return facts
-
-
-def _settings(opened: _Opened, facts: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the numbers depend on, for `Partial`."""
-    return {"model": opened.loaded.name, "methods": opened.methods, **facts, "content": opened.content}
-
-
-def _follow(
+def follow(
     measurement: Measurement,
-    opened: _Opened,
+    opened: Opened,
     images: ScoredData,
-    partial: Partial | None,
     on_progress: Callable[[int, int | None], None] | None,
+    partial: Partial | None = None,
 ) -> None:
     """Run the models on all batches, but those of the run that is resumed."""
     dataset, data, processes = opened.dataset, opened.data, measurement.processes
-    batches, batch_size = images.source, data["batch_size"] or images.batch_size
-    total = None if dataset is None else -(-data["images"] // processes.count)
+    batches, total = images.source, None if dataset is None else -(-data["images"] // processes.count)
 
     def seen(count: int) -> None:
         if partial is not None:
@@ -345,19 +342,16 @@ def _follow(
         if on_progress is not None:
             on_progress(count, total)
 
-    dtype = str(measurement.dtype).removeprefix("torch.")
-    short = {long: name for name, long in DTYPES.items()}.get(dtype, dtype)
-    with one_line_errors(f"batch {batch_size}, {short}", kept="; what was gathered is kept"):
-        if dataset is not None:
-            done = 0 if partial is None else partial.restore(measurement)
-            how: dict[str, Any] = {"limit": images.limit, "workers": images.workers, "done": done}
-            batches = read(dataset, batch_size, **how, processes=processes, collate=opened.task.collate)
-        measurement.follow(batches, seen)
+    if dataset is not None:
+        done = 0 if partial is None else partial.restore(measurement)
+        how: dict[str, Any] = {"limit": images.limit, "workers": images.workers, "done": done}
+        batches = read(dataset, data["batch_size"], **how, processes=processes, collate=opened.task.collate)
+    measurement.follow(batches, seen)
 
 
 def _publish(
     measurement: Measurement,
-    opened: _Opened,
+    opened: Opened,
     facts: dict[str, Any],
     partial: Partial | None,
     results: ScoredResults,

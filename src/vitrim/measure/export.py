@@ -30,7 +30,7 @@ from vitrim.engines.program import as_read
 from vitrim.engines.writing import CHECKED, Draft, FileSpec, random_batch, write
 from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file
-from vitrim.loading import ModelSpec
+from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure import bench as timing
 from vitrim.measure.inputs import DataSpec, open_images
 from vitrim.measure.records import Row
@@ -124,8 +124,11 @@ def export(
             config = _fixed(plain, config, dataset, freeze, source.limit, learned)
         reduced = _reduced(plain, config, learned, wanted.batch, bench)
         names = None if dataset is None else dataset.class_names
-        classes = class_names(reduced, names) if wanted.classes is None else wanted.classes
-        draft = Draft.of(reduced, replace(wanted, name=wanted.name or loaded.name, classes=classes), kind)
+        classes = wanted.classes
+        if classes is None:
+            classes = class_names(loaded.class_names, loaded.num_classes, names)
+        wanted = replace(wanted, name=wanted.name or loaded.name, classes=classes)
+        draft = Draft.of(replace(loaded, model=reduced), wanted, kind)
         check, calibration = _of_dataset(draft, dataset, check)
         compared, real = _compared_on(draft, check), isinstance(check, Tensor)
         strict = dataset is not None
@@ -305,7 +308,7 @@ def _report(file: Exported, weights: str, seed: int) -> SpeedReport:
 def _time(report: SpeedReport, file: Exported, draft: Draft, seed: int, tell: Callable[[str], None]) -> None:
     """Add rows and tables to the report: eager and the file, dense and reduced."""
     method, sizes = file.metadata["method"], (1, 8) if file.batch is None else (file.batch,)
-    with apart(draft.model) as own, dense_file(own.model, file) as other:
+    with apart(draft.model) as own, dense_file(replace(draft.loaded, model=own.model), file) as other:
         methods = {} if own.method is None else {method: own.method}
         files = {DENSE: other} if own.method is None else {DENSE: other, method: file}
         for turn, size in enumerate(sizes, 1):
@@ -317,11 +320,11 @@ def _time(report: SpeedReport, file: Exported, draft: Draft, seed: int, tell: Ca
 
 
 @contextmanager
-def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
-    """Yield a file of the dense ``model``, exported like ``exported``, which is a reduced one: a temporary one, or
-    ``exported`` itself if it is dense. Raise `VitrimError` if ``model`` is reduced."""
+def dense_file(loaded: Loaded, exported: Exported) -> Iterator[Exported]:
+    """Yield a file of the dense model, exported like ``exported``, which is a reduced one: a temporary one, or
+    ``exported`` itself if it is dense. Raise `VitrimError` if the model is reduced."""
     known = exported.metadata
-    if get_reduction(model) is not None:
+    if get_reduction(loaded.model) is not None:
         raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")
     if known["method"] == "none":
         yield exported
@@ -333,5 +336,5 @@ def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
             to=exported.format, batch=exported.batch, opset=known["opset"], precision=known["weights"],
             preprocess=in_graph, size=tuple(shape[1:3] if in_graph else shape[2:]),
         )  # fmt: skip
-        file = write(Draft.of(model, wanted, exported.kind), Path(folder) / f"dense{exported.kind.suffix}")
+        file = write(Draft.of(loaded, wanted, exported.kind), Path(folder) / f"dense{exported.kind.suffix}")
         yield replace(file, threads=exported.threads)

@@ -10,17 +10,21 @@ import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, parse_methods
+from vitrim.core.registry import parse_methods
 from vitrim.engines.exported import Exported
+from vitrim.engines.machine import select_device
 from vitrim.errors import VitrimError
-from vitrim.loading import Loaded, ModelSpec
+from vitrim.loading import Loaded, ModelSpec, PlacedModel
 
 AnyModel: TypeAlias = nn.Module | str | ModelSpec | Exported
 MethodsAndFiles: TypeAlias = MethodConfig | str | Exported | Sequence[MethodConfig | str | Exported] | None
 
 
-def load(spec: ModelSpec, device: str | torch.device) -> Loaded:
-    """The model of a description, which may be an exported file: `vitrim.core.registry.ask` answers for it, too."""
+def load(spec: ModelSpec, device: str | torch.device, methods: Sequence[MethodConfig]) -> Loaded:
+    """The model of a description, which may be an exported file: `vitrim.core.registry.ask` answers for it, too.
+
+    ``methods`` cannot reduce a file.
+    """
     if not isinstance(spec.model, Exported):
         return spec.load(device)
     file: Any = spec.model
@@ -28,7 +32,17 @@ def load(spec: ModelSpec, device: str | torch.device) -> Loaded:
         raise VitrimError("pretrained, checkpoint and model_options say how to create a model, and a file is given")
     if torch.device(device).type != "cpu":
         raise VitrimError(f"files run on the CPU, not on {device}")
+    reducing = next((config.describe() for config in methods if config.kind != "none"), None)
+    if reducing is not None:
+        raise VitrimError(f"{file.path} is an exported file, and runs as it was written: leave {reducing} out")
     return Loaded(file, str(file.path), str(file.path), {}, None)
+
+
+def place_of(spec: PlacedModel) -> torch.device:
+    """Where a model runs: on the device of its description, else on its own, and a model by name on the CPU."""
+    if spec.device is None and isinstance(spec.model, nn.Module):
+        return next(spec.model.parameters()).device
+    return select_device(str(spec.device or "cpu"))
 
 
 def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, Exported]]:
@@ -44,23 +58,14 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, Expo
     return configs, {str(file.path): file for file in files}
 
 
-def check_kept(file: Exported, methods: Sequence[MethodConfig]) -> None:
-    """Refuse to reduce a file."""
-    reducing = next((config.describe() for config in methods if config.kind != "none"), None)
-    if reducing is not None:
-        raise VitrimError(f"{file.path} is an exported file, and runs as it was written: leave {reducing} out")
-
-
-def check_alike(model: nn.Module | Exported, files: Sequence[Exported]) -> None:
-    """Refuse ``files`` of another size or normalisation than ``model``."""
-    whole: Any = model
+def check_alike(loaded: Loaded, files: Sequence[Exported]) -> None:
+    """Refuse ``files`` of another size or normalisation than the model."""
     for file in files:
-        preprocessing = ask(whole).preprocessing(whole)
         for name in ("size", "mean", "std"):
-            own, other = getattr(file.preprocessing, name), getattr(preprocessing, name)
+            own, other = getattr(file.preprocessing, name), getattr(loaded.preprocessing, name)
             if other is not None and not np.allclose(other, own, atol=1e-6):
                 raise VitrimError(
-                    f"{file.path} takes images with {name} {tuple(own)}, and this {type(model).__name__} with "
+                    f"{file.path} takes images with {name} {tuple(own)}, and this {type(loaded.model).__name__} with "
                     f"{tuple(other)}: they cannot be compared on the same batches"
                 )
 

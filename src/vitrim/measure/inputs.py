@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from vitrim.checked import Natural, Positive, Refined, checked
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, input_size_of
+from vitrim.core.registry import input_size_of
 from vitrim.core.saving import saved_method
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.prefill import Prefill
 from vitrim.errors import VitrimError, unknown
-from vitrim.loading import ModelSpec, as_trained
+from vitrim.loading import Loaded, ModelSpec, as_trained
 from vitrim.tasks import tasks
 
 EMBEDDING = "embedding"
@@ -146,31 +146,31 @@ def open_data(
     trained: dict[str, Any] = {}
     if model is not None:
         loaded = ModelSpec(model).load()
-        task = task_name(loaded.model, task)
+        task = task_name(loaded, task)
         _, trained = as_trained(loaded.name)
     reads = None if task is None else tasks()[task].reads if task in tasks() else task
     dataset: Any = load_data(source, task=reads, **spec.columns, **{**trained, **(options or {})})
     return dataset if limit is None else dataset.part(spread(len(dataset), limit).tolist())
 
 
-def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
-    """The task to evaluate ``model`` in: the ``wanted`` task, else the model's own; None for labels of entire images.
+def task_name(loaded: Loaded, wanted: str | None = None) -> str | None:
+    """The task to evaluate a model in: the ``wanted`` task, else the model's own; None for labels of entire images.
 
     A model without a classifier is evaluated by its embeddings; other models can be, too.
 
     Raises:
         VitrimError: the model does not support the wanted task.
     """
-    own = ask(model).tasks(model)
-    if not own and (wanted == EMBEDDING or (wanted is None and ask(model).num_classes(model) == 0)):
+    own, kind = loaded.tasks, type(loaded.model).__name__
+    if not own and (wanted == EMBEDDING or (wanted is None and loaded.num_classes == 0)):
         return EMBEDDING
     if wanted == ZERO_SHOT and not own:
         return ZERO_SHOT
     if wanted is None or wanted in own:
         return wanted or (own[0] if own else None)
     if not own:
-        raise VitrimError(f"this {type(model).__name__} predicts labels of whole images: leave task {wanted} out")
-    raise unknown(f"task of {type(model).__name__}", wanted, own)
+        raise VitrimError(f"this {kind} predicts labels of whole images: leave task {wanted} out")
+    raise unknown(f"task of {kind}", wanted, own)
 
 
 def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from vitrim.core.registry import ask, host_of, supported_parts
+from vitrim.core.registry import host_of, input_size_of, supported_parts
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
@@ -16,16 +16,18 @@ from vitrim.errors import VitrimError
 from vitrim.loading import Loaded, as_trained
 from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData, open_data, task_name
 from vitrim.tasks import Task, make_task
-from vitrim.tasks.classes import BY_NUMBER
+from vitrim.tasks.classes import BY_NUMBER, places_of
+from vitrim.tasks.options import Protocol
+from vitrim.tasks.zero_shot import ZeroShot
 
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
 
 
-def num_classes(model: nn.Module) -> int:
-    """The number of classes that ``model`` predicts; `VitrimError` without a classifier, or for several hosts."""
+def num_classes(loaded: Loaded) -> int:
+    """The number of classes that a model predicts; `VitrimError` without a classifier, or for several hosts."""
+    model, count = loaded.model, loaded.num_classes
     if isinstance(model, nn.Module) and supported_parts(model):
         host_of(model)  # raises an error that names the part to use
-    count = ask(model).num_classes(model)
     if count is None:
         raise VitrimError(f"this {type(model).__name__} does not say how many classes it predicts: give it num_classes")
     if not count:
@@ -33,15 +35,15 @@ def num_classes(model: nn.Module) -> int:
     return count
 
 
-def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
+def task_of(loaded: Loaded, dataset: Any, name: str | None = None) -> Task:
     """The task ``name``, else the model's or, for a classifier, the dataset's: one label or several per image.
 
     Raises:
         VitrimError: the model has no classifier.
     """
     several = isinstance(dataset, MultiLabelDataset)
-    name = name or task_name(model) or ("multilabel" if several else "classification")
-    return make_task(name, 0 if name in (EMBEDDING, ZERO_SHOT) else num_classes(model))
+    name = name or task_name(loaded) or ("multilabel" if several else "classification")
+    return make_task(name, 0 if name in (EMBEDDING, ZERO_SHOT) else num_classes(loaded))
 
 
 def check_dataset(dataset: Any, task: Task, model: str) -> None:
@@ -102,17 +104,16 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
         ('classification', torch.Size([3, 160, 160]))
     """
     spec = ScoredData.of(data)
-    model = loaded.model
     rules, trained = as_trained(loaded.name, spec.protocol)
     options = dict(spec.options or {})
     by_number = options.pop(BY_NUMBER, False)
     if not isinstance(by_number, bool) and by_number != "names":
         raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true, false or names")
-    name = task_name(model, spec.task)
+    name = task_name(loaded, spec.task)
     if name == EMBEDDING and not embeddings:
         raise VitrimError(
-            f"this needs a classifier, and {type(model).__name__} is taken by its embeddings: vitrim eval, compare, "
-            "tune, optimize and analyze take those"
+            f"this needs a classifier, and {type(loaded.model).__name__} is taken by its embeddings: vitrim eval, "
+            "compare, tune, optimize and analyze take those"
         )
     if spec.by_name:
         dataset: Any = open_data(spec.source, task=name, **spec.columns, options={**trained, **options})
@@ -123,25 +124,33 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
             kind = type(spec.source).__name__
             raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {kind}")
         dataset = copy.copy(spec.source)
-    found = task_of(model, dataset, name)
-    found.follow(rules)
-    found.meet(model, dataset.class_names, by_number=by_number)
-    check_dataset(dataset, found, loaded.name)
+    task = task_of(loaded, dataset, name)
+    task.follow(_windows(loaded) if task.by_windows and loaded.library.takes_one_size and rules.plain else rules)
+    task.unpadded = loaded.library.sees_unpadded
+    names, known = dataset.class_names, (loaded.class_names, loaded.num_classes)
+    if isinstance(task, ZeroShot):
+        task.read_names(loaded.model, names)
+    elif not task.embeds:
+        task.meet(places_of(names, *known, by_number=by_number, numbered=task.reads is not None))
+    check_dataset(dataset, task, loaded.name)
     if dataset.transform in (to_tensor, plain):
-        own = None if found.reads is None else found.eval_transform(geometry_of(model))
-        dataset.transform = own or eval_transform(model)
-    return found, dataset
+        own = None if task.reads is None else task.eval_transform(geometry_of(loaded.model))
+        dataset.transform = own or eval_transform(loaded.model)
+    return task, dataset
 
 
-def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
-    """The entry of a record about the images: source, split, number of images read, classes, batch size.
+def _windows(loaded: Loaded) -> Protocol:
+    """The protocol of a model of one image size: windows of that size."""
+    _, side, _ = input_size_of(loaded.model)
+    return Protocol(mode="slide", size=side, window=side)
 
-    ``source`` is the name on the command line; at most ``limit`` images are read.
-    """
+
+def data_facts(images: ScoredData, task: Task, dataset: Any) -> dict[str, Any]:
+    """The entry of a record about the images: source, split, number of images read, classes, batch size."""
     return {
-        "source": source,
+        "source": images.name(dataset),
         "split": dataset.split,
-        "images": len(dataset) if limit is None else min(limit, len(dataset)),
+        "images": min(images.limit or len(dataset), len(dataset)),
         "classes": None if dataset.class_names is None else len(dataset.class_names),
-        "batch_size": batch_size,
+        "batch_size": task.eval_batch(images.batch_size),
     }

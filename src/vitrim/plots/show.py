@@ -134,7 +134,7 @@ def show(
         if blocks is not None or class_names is not None:
             raise VitrimError("what a language model gets is drawn behind the tower: leave blocks and class names out")
         return _image_tokens(pictures, host, configs, given or from_source(data))
-    if task_name(loaded.model) not in (None, EMBEDDING):
+    if task_name(loaded) not in (None, EMBEDDING):
         return _dense(pictures, configs, data if source else None, blocks, class_names)
     return _classified(pictures, configs, given or from_source(data), blocks, class_names)
 
@@ -186,7 +186,7 @@ def _classified(
     """Draw the patches that a classifier keeps, one figure per image."""
     dense = pictures.loaded.model
     models = prepared(dense, configs, device=pictures.device, learned=pictures.loaded.learned)
-    names = class_names or names_of(dense, images.class_names)
+    names = class_names or names_of(pictures.loaded.class_names, pictures.loaded.num_classes, images.class_names)
     facts = host_of(dense).facts(dense)
     grid = (facts.grid_size[0], facts.grid_size[1])
     for name, title, image in images.each(partial(eval_transform, dense, in_patches=False), tuple(facts.input_size)):

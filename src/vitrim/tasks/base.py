@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from timm.data import Mixup
@@ -14,7 +14,6 @@ from vitrim.core.registry import ask
 from vitrim.core.tables import enter
 from vitrim.core.versions import require
 from vitrim.errors import DataError, VitrimError, check_known
-from vitrim.tasks.classes import places_of
 from vitrim.tasks.options import Protocol
 from vitrim.tasks.transforms_dense import DenseEvalTransform, DenseTrainTransform
 
@@ -52,7 +51,7 @@ class Task(ABC):
         by_windows: images can be evaluated by a protocol of windows and scales.
         query_per_patch: `auxiliary` needs an output per patch; otherwise one per image.
         protocol: how images are evaluated; may be replaced.
-        unpadded: after `meet`, a model sees each image in its own size and shape.
+        unpadded: a model sees each image in its own size and shape; may be replaced.
         columns: places of the logits that are read, in the order of the classes; None: all.
         places: after `meet`, the model's class of each of the data's; None: they have the same numbers.
     """
@@ -140,22 +139,18 @@ class Task(ABC):
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
         self.protocol = protocol
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
-        """Adapt the reading of predictions to a model that may come from elsewhere, for data with these classes.
-
-        Where classes match by name, the data's become the first ones, and the model's others follow or are dropped.
+    def meet(self, places: list[int] | None) -> None:
+        """Read predictions of a model that may come from elsewhere: the data's classes become the first ones, and the
+        model's others follow or are dropped.
 
         Args:
-            by_number: see `vitrim.tasks.classes.places_of`.
-
-        Raises:
-            VitrimError: which classes of the model the data's are is not certain.
+            places: the model's class of each of the data's (`vitrim.tasks.classes.places_of`); None: the same numbers.
         """
-        self.places = places_of(class_names, model, by_number=by_number, numbered=self.reads is not None)
-        if self.places is not None and self.other_classes:
-            self.columns = [*self.places, *sorted(set(range(self.num_classes)).difference(self.places))]
-        elif self.places is not None:
-            self.columns, self.num_classes = self.places, len(self.places)
+        self.places = places
+        if places is not None and self.other_classes:
+            self.columns = [*places, *sorted(set(range(self.num_classes)).difference(places))]
+        elif places is not None:
+            self.columns, self.num_classes = places, len(places)
 
     def eval_batch(self, batch_size: int) -> int:
         """Batch size of an evaluation for the requested ``batch_size``: 1 if each image has its own size."""

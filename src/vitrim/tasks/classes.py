@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torch import nn
-
-from vitrim.core.registry import ask
 from vitrim.data.paths import listed
 from vitrim.errors import VitrimError
 
@@ -126,19 +123,16 @@ def spelling(name: str) -> str:
 # ---- what is known of a model ----------------------------------------------------------------------------------------
 
 
-def names_of(model: nn.Module) -> list[Name] | None:
-    """The names of a model's classes: its library's, and ImageNet's if the model has as many and none that differ.
+def names_of(known: Sequence[str] | None, count: int | None) -> list[Name] | None:
+    """The names of a model's ``count`` classes: ``known`` from its library, and ImageNet's if the model has as many and
+    none that differ.
 
     Example:
-        >>> import timm
-        >>> names_of(timm.create_model("test_vit"))[1]
+        >>> names_of(None, 1000)[1]
         Name(given='goldfish', id='n01443537', whole=('goldfish, Carassius auratus',))
-        >>> names_of(timm.create_model("test_vit", num_classes=2)) is None
+        >>> names_of(None, 2) is None
         True
     """
-    library = ask(model)
-    count = library.num_classes(model)
-    known = library.class_names(model)
     if known is not None and count and len(known) != count:
         known = None  # of an earlier head
     own = None if known is None else [Name.of(name) for name in known]
@@ -151,29 +145,30 @@ def names_of(model: nn.Module) -> list[Name] | None:
     return [Name(one.given, other.id, tuple(dict.fromkeys((*one.whole, *other.whole)))) for one, other in pairs]
 
 
-def class_names(model: nn.Module, others: Sequence[str] | None = None) -> list[str] | None:
+def class_names(
+    known: Sequence[str] | None, count: int | None, others: Sequence[str] | None = None
+) -> list[str] | None:
     """The names of a classifier's classes, for people to read: its own, ImageNet's, or else ``others`` if as many.
 
     Args:
+        known: the names that its library gives; None if it has none.
+        count: the number of its classes.
         others: names of the data's classes. If none is ImageNet's, the model's classes are not ImageNet's either.
 
     Returns:
         One name per class, in the model's order; None if they are not known.
 
     Example:
-        >>> from vitrim.loading import create_model
-        >>> class_names(create_model("vitrim:cifar10_vit"))[:2], class_names(create_model("vit_tiny_patch16_224"))[207]
-        (['airplane', 'automobile'], 'golden retriever')
-        >>> class_names(create_model("test_vit", options={"num_classes": 2})) is None
-        True
+        >>> class_names(["n02099601", "cat"], 2), class_names(None, 1000)[207], class_names(None, 2)
+        (['golden retriever', 'cat'], 'golden retriever', None)
     """
-    library, known = ask(model), names_of(model)
+    names = names_of(known, count)
     data = None if others is None else [Name.of(name) for name in others]
-    if known is None:
-        return None if data is None or len(data) != library.num_classes(model) else [name.words for name in data]
-    if library.class_names(model) is None and data is not None and not _numbers(data) and not any(_found(data, known)):
+    if names is None:
+        return None if data is None or len(data) != count else [name.words for name in data]
+    if known is None and data is not None and not _numbers(data) and not any(_found(data, names)):
         return None
-    return [name.words for name in known]
+    return [name.words for name in names]
 
 
 @cache
@@ -218,7 +213,8 @@ def _shares(one: Name, other: Name) -> bool:
 
 def places_of(
     names: Sequence[str] | None,
-    model: nn.Module,
+    known: Sequence[str] | None,
+    count: int | None,
     *,
     by_number: bool | str = False,
     numbered: bool = False,
@@ -230,6 +226,8 @@ def places_of(
 
     Args:
         names: of the data's classes; None if labels are numbers.
+        known: of the model's classes, as its library gives them; None if it has none.
+        count: the number of the model's classes.
         by_number: True: a label is the number of the model's class, whatever the names. "names": the data's names are
             these numbers.
         numbered: the data has the numbers of a published list with several spellings: names that the model does not
@@ -244,25 +242,23 @@ def places_of(
             of the classes of a model without names, do not say which classes they are.
 
     Example:
-        >>> import timm
-        >>> model = timm.create_model("test_vit")
-        >>> places_of(["goldfish", "Granny_Smith", "n02099601"], model)
+        >>> places_of(["goldfish", "Granny_Smith", "n02099601"], None, 1000)
         [1, 948, 207]
-        >>> places_of(["n02099601"], model, by_number=True)
+        >>> places_of(["n02099601"], None, 1000, by_number=True)
     """
     if not names or by_number is True:
         return None
-    data, known = [Name.of(name) for name in names], names_of(model)
+    data, own = [Name.of(name) for name in names], names_of(known, count)
     if by_number:
-        return _numbers_in_names(names, ask(model).num_classes(model))
-    if known is not None and not (_numbers(data) and not _numbers(known)):
-        if [name.given for name in data] == [name.given for name in known]:  # torchvision's ImageNet has two maillots
-            return list(range(len(known)))
-        return _matched(data, known, numbered=numbered)
-    count = ask(model).num_classes(model) or len(names)
-    if known is None and all(PLACEHOLDER.fullmatch(name) for name in names):
+        return _numbers_in_names(names, count)
+    if own is not None and not (_numbers(data) and not _numbers(own)):
+        if [name.given for name in data] == [name.given for name in own]:  # torchvision's ImageNet has two maillots
+            return list(range(len(own)))
+        return _matched(data, own, numbered=numbered)
+    count = count or len(names)
+    if own is None and all(PLACEHOLDER.fullmatch(name) for name in names):
         return _matched(data, [Name.of(f"LABEL_{number}") for number in range(count)], numbered=numbered)
-    if numbered or _in_order(names, count, alone=known is None):
+    if numbered or _in_order(names, count, alone=own is None):
         return None
     if _numbers(data):
         raise VitrimError(

@@ -96,13 +96,11 @@ class Detection(Task):
         self.check_loss(loss)
         return classes_present
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
-        self.unpadded = ask(model).sees_unpadded
-        count = self.num_classes
-        super().meet(model, class_names, by_number=by_number)
-        if self.places is not None:
-            self.labels = torch.full((count,), -1)
-            self.labels[self.places] = torch.arange(self.num_classes)
+    def meet(self, places: list[int] | None) -> None:
+        if places is not None:
+            self.labels = torch.full((self.num_classes,), -1)
+            self.labels[places] = torch.arange(len(places))
+        super().meet(places)
 
     def collate(self, items: list[tuple[Tensor, Objects]]) -> tuple[Tensor, Boxes]:
         """Stack images (B, C, H, W), padded to one size by the transforms, and list their objects."""

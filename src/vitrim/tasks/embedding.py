@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,9 +50,6 @@ class Embedding(Task):
 
     def metrics(self) -> MetricCollection:
         return MetricCollection({})
-
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
-        """Do nothing: classes only group the images, and the model need not know them."""
 
     def check_targets(self, targets: Any, count: int) -> None:
         self.check_count(targets, count)

@@ -15,12 +15,9 @@ from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED, SegmentationDataset
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.options import Protocol
 from vitrim.tasks.sliding import predict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vitrim.tasks.options import Loss
     from vitrim.tasks.step import Criterion
 
@@ -71,14 +68,6 @@ class Segmentation(Task):
     def auxiliary(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
         return partial(patch_cross_entropy, smoothing=loss.smoothing)
-
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
-        """Adapt to the model (`Task.meet`); by default, a model of one image size sees windows of that size."""
-        super().meet(model, class_names, by_number=by_number)
-        library = ask(model)
-        size = library.input_size(model)
-        if library.takes_one_size and size is not None and self.protocol.plain:
-            self.protocol = Protocol(mode="slide", size=size[1], window=size[1])
 
     def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Stack images (B, C, H, W) and masks (B, H, W) int64; `VitrimError` if they differ in size."""

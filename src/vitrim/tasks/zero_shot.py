@@ -23,7 +23,7 @@ class ZeroShot(Classification):
     class's sentence. The text tower embeds the classes once, and is never reduced.
 
     Attributes:
-        template: the sentence, with {} for the name; may be replaced before `meet`. _ in names becomes a space.
+        template: the sentence, with {} for the name; may be replaced before `read_names`. _ in names becomes a space.
     """
 
     name = "zero_shot"
@@ -36,7 +36,7 @@ class ZeroShot(Classification):
         self.template = "a photo of a {}"
         self.texts: tuple[Tensor, float, float] | None = None
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
+    def read_names(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """Embed the data's classes, whatever their numbers.
 
         Raises:

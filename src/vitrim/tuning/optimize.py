@@ -29,7 +29,7 @@ from vitrim import style
 from vitrim.checked import Positive, checked_call
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, host_of, parse_method, parse_methods
+from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.saving import entries
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.engine import Engine, engines_named, listed
@@ -246,7 +246,7 @@ class Inputs:
             "images": {part: self.thirds.count(part) for part in get_args(Part)},
             "labels": self.source.labels,
             "task": self.task.name,
-            **({"embedding": ask(self.model).embedding_name(self.model)} if self.task.name == EMBEDDING else {}),
+            **({"embedding": self.loaded.embedding_name} if self.task.name == EMBEDDING else {}),
         }
 
 
@@ -266,8 +266,8 @@ def _open(
     if source.labels:
         task, dataset = open_task(loaded, read, embeddings=True)
     else:
-        tower = task_name(model) == EMBEDDING
-        task = make_task(EMBEDDING, 0) if tower else make_task("classification", num_classes(model))
+        tower = task_name(loaded) == EMBEDDING
+        task = make_task(EMBEDDING, 0) if tower else make_task("classification", num_classes(loaded))
         dataset = open_images(model, read)
     if task.name not in SCORED_ON_ENGINES:
         raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")

@@ -7,7 +7,6 @@ vitrim.reduce_(model, report.best)
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -315,8 +314,6 @@ def _begin(model: nn.Module | str | ModelSpec, source: ScoredData, results: Resu
     processes = Processes.launched(str(spec.device or "cpu"))
     place = processes.device or selected
     loaded = spec.load(place)
-    if not spec.named and spec.device is not None:
-        loaded = loaded._replace(model=copy.deepcopy(loaded.model).to(place))
     device = str(spec.device or "cpu") if spec.named else str(next(loaded.model.parameters()).device)
     task, dataset = open_task(loaded, source, embeddings=True)
     about = {"data": source.name(dataset), "split": dataset.split, "device": device, "weights": loaded.weights}

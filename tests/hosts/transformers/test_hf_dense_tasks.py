@@ -17,8 +17,10 @@ import tiny
 from cli_runs import exit_code
 from vitrim.core.registry import ask, parse_method
 from vitrim.errors import VitrimError
+from vitrim.loading import ModelSpec
 from vitrim.measure.inputs import task_name
 from vitrim.tasks import make_task
+from vitrim.tasks.classes import places_of
 from vitrim.training.checks import check_model
 
 SIDE = 24
@@ -81,7 +83,7 @@ def test_classes_are_told_by_name_where_the_data_has_fewer() -> None:
     model = tiny.HOSTS["hf_yolos"]()
     model.config.id2label = dict(enumerate(["N/A", "dog", "N/A", "cat", "owl"]))
     task = make_task("detection", 5)
-    task.meet(model, ["cat", "dog"])
+    task.meet(places_of(["cat", "dog"], ask(model).class_names(model), 5))
     assert task.num_classes == 2
     every = ask(model).detections(model, images())
     for own, one in zip(task.predict(model, images()), every, strict=True):
@@ -94,7 +96,7 @@ def test_scores_of_pixels_are_sorted_by_name() -> None:
     model = tiny.HOSTS["hf_eomt"]()
     model.config.id2label = dict(enumerate(["sky", "road", "car", "tree", "pole"]))
     task = make_task("segmentation", 5)
-    task.meet(model, ["Car", "sky"])
+    task.meet(places_of(["Car", "sky"], ask(model).class_names(model), 5))
     with torch.no_grad():
         every = ask(model).pixel_scores(model, images())
         assert torch.allclose(task.predict(model, images()), every[:, [2, 0]], atol=1e-6)
@@ -232,7 +234,7 @@ def test_eomt_on_coco(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_a_task_that_the_model_is_not_for(host: str, wanted: str, message: str) -> None:
     with pytest.raises(VitrimError, match=message):
-        task_name(tiny.HOSTS[host](), wanted)
+        task_name(ModelSpec(tiny.HOSTS[host]()).load(), wanted)
 
 
 @pytest.mark.parametrize(("host", "task"), [("hf_yolos", "detection"), ("hf_eomt", "segmentation")])
