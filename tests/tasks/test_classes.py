@@ -16,7 +16,6 @@ import vitrim
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.evaluation_report import at_chance
 from vitrim.tasks.classes import class_names, names_of, places_of, told_apart
 
 INFO = ImageNetInfo("imagenet-1k")
@@ -42,15 +41,12 @@ def imagenet() -> Any:
     ("names", "places"),
     [
         (["n02099601", "n01440764"], [207, 0]),
-        (["n02099601-golden_retriever", "n01440764 tench, Tinca tinca"], [207, 0]),  # Stanford's dogs, ILSVRC's tables
         (["golden_retriever", "Granny Smith"], [207, 948]),
-        (["tench, Tinca tinca"], [0]),
-        (["Tinca tinca", "goldfish"], [0, 1]),  # a synonym
-        (["GOLDEN-RETRIEVER"], [207]),
-        (["Cardigan", "cardigan"], [264, 474]),  # a dog and a garment, beside each other
+        (["Tinca tinca", "goldfish"], [0, 1]),
+        (["Cardigan", "cardigan"], [264, 474]),
         (["Cardigan", "Cardigan Welsh corgi"], [474, 264]),
-        (["missile", "projectile"], [657, 744]),  # "missile" is a synonym of both
-        (["crane", "n03126707"], [134, 517]),  # two classes are a crane, and one of them is taken
+        (["missile", "projectile"], [657, 744]),
+        (["crane", "n03126707"], [134, 517]),
         (["207_golden_retriever", "crane 517"], [207, 517]),
     ],
 )
@@ -78,20 +74,13 @@ def test_all_of_imagenet_by_ids_and_by_words_is_found_in_any_order(imagenet: Any
             ["daisy", "dandelion", "rose", "sunflower", "tulip"],
             "does not have 4 of the data's 5 classes: dandelion, ros",
         ),
-        (["oak", "tulip"], r"classes \(oak, tulip\) are none of the model's \(tench, goldfish, "),
         (
             ["crane", "tench"],
             r"'crane' of the data may be several of the model's: crane \(n02012849\), crane \(n03126707",
         ),
-        (["maillot"], "may be several of the model's: maillot"),
-        (["Cardigan", "Sweatshirt"], "'Cardigan' of the data may be several"),  # all are capitals
-        (["cardigan", "pug"], "'cardigan' of the data may be several"),
+        (["Cardigan", "Sweatshirt"], "'Cardigan' of the data may be several"),
         (["tench", "n01440764"], "classes 'tench' and 'n01440764' of the data are one of the model's, tench"),
-        (
-            ["n02099601", "n99999999"],
-            "does not have 1 of the data's 2 classes: n99999999; found among its 1000: n02099601",
-        ),
-        (["1_tench", "2_golden retriever"], "are none of the model's"),  # numbers that are not the classes'
+        (["1_tench", "2_golden retriever"], "are none of the model's"),
     ],
 )
 def test_names_that_are_not_all_of_the_model_are_refused(imagenet: Any, names: list[str], words: str) -> None:
@@ -125,15 +114,12 @@ def test_ids_and_words_meet_in_models_of_a_few_classes() -> None:
 @pytest.mark.parametrize(
     ("names", "known", "places"),
     [
-        (["cat", "dog", "eel"], ["eel", "dog", "cat"], [2, 1, 0]),
         (["cat", "eel"], ["eel", "dog", "cat"], [2, 0]),
         (["Traffic_Light", "stop-sign"], ["stop sign", "traffic light"], [1, 0]),
-        (["Cat", "cat"], ["cat", "Cat"], [1, 0]),  # as they are written, before spelling is left aside
-        (["crane", "dog", "crane"], ["crane", "dog", "crane"], [0, 1, 2]),
+        (["Cat", "cat"], ["cat", "Cat"], [1, 0]),
         (["Crane", "dog", "Crane"], ["crane", "dog", "crane"], [0, 1, 2]),
-        (["10", "2"], ["2", "10"], [1, 0]),  # numbers are names, too
-        (["-5", "5"], ["5", "-5"], [1, 0]),
-        (["caf\u00e9", "tea"], ["tea", "cafe\u0301"], [1, 0]),  # as a file system may decompose it
+        (["10", "2"], ["2", "10"], [1, 0]),
+        (["caf\u00e9", "tea"], ["tea", "cafe\u0301"], [1, 0]),
         (None, ["cat"], None),
     ],
 )
@@ -149,14 +135,8 @@ def test_places_of_classes_by_name(names: list[str] | None, known: list[str], pl
             ["ant", "bee", "cow"],
             "the model does not have 1 of the data's 2 classes: yak; found .*: ant. ",
         ),
-        (
-            ["crane", "dog"],
-            ["crane", "dog", "crane"],
-            "'crane' of the data may be several of the model's: crane, crane",
-        ),
         (["Cat", "cat"], ["cat", "dog"], "classes 'Cat' and 'cat' of the data are one of the model's, cat"),
         (["-5"], ["5", "10"], r"the data's classes \(-5\) are none"),
-        (["car"], ["cat", "dog"], r"the data's classes \(car\) are none of the model's \(cat, dog\)"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(names: list[str], known: list[str], words: str) -> None:
@@ -197,12 +177,9 @@ def test_a_model_without_names_has_the_order_of_as_many_classes_and_of_no_part()
     ("names", "count", "fits"),
     [
         ([str(number) for number in range(10)], 10, True),
-        ([f"{number:03}" for number in range(1000)], 1000, True),  # padded: text order is that of numbers
-        (["1", "2", "3"], 3, True),  # without names, and as many
-        (sorted(str(number) for number in range(12)), 12, False),  # 0, 1, 10, 11, 2, ...
+        ([f"{number:03}" for number in range(1000)], 1000, True),
+        (sorted(str(number) for number in range(12)), 12, False),
         (["3", "5"], 10, False),
-        (sorted(str(number) for number in range(1000)), 1000, False),
-        (sorted(str(number) for number in range(1, 1001)), 1000, False),  # the devkit's
         ([f"{number:04}" for number in range(1, 1001)], 1000, False),
     ],
 )
@@ -216,12 +193,6 @@ def test_numbers_as_names_are_asked_about(names: list[str], count: int, fits: bo
     assert places_of(names, model, by_number=True) is None
     if "1000" not in names:
         assert places_of(names, model, by_number="names") == [int(name) for name in names]
-
-
-def test_numbers_that_are_no_classes_are_refused_by_name() -> None:
-    for names, words in ((["1", "3"], "class '3' of the data is no number"), (["1", "01"], "have the same number")):
-        with pytest.raises(VitrimError, match=words):
-            places_of(names, model_of(count=3), by_number="names")
 
 
 # ---- names for people
@@ -290,7 +261,7 @@ def guesser(right: int) -> dict[str, Any]:
     return report.record
 
 
-@pytest.mark.parametrize(("right", "doubted"), [(0, True), (20, True), (26, True), (27, False), (40, False)])
+@pytest.mark.parametrize(("right", "doubted"), [(26, True), (27, False)])
 def test_a_dense_model_at_chance_is_doubted_in_the_record(right: int, doubted: bool) -> None:
     """Half of 40 images, and two standard errors of 0.079 more, are 26.3 images."""
     doubts = guesser(right)["doubts"]
@@ -298,12 +269,6 @@ def test_a_dense_model_at_chance_is_doubted_in_the_record(right: int, doubted: b
     assert not doubted or doubts[0].startswith(
         f"the dense model is right on {100 * right / 40:.1f} % of 40 images, as if"
     )
-
-
-def test_few_images_show_no_chance() -> None:
-    assert at_chance(0.0, 29, 1000) is None
-    assert at_chance(0.0, 30, 1000) is not None
-    assert at_chance(0.31, 1000, 1000) is None
 
 
 # ---- in commands
