@@ -103,3 +103,13 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
         return code, out, err
 
     return call
+
+
+def refused(run: Run, message: str, *arguments: object) -> None:
+    """The command prints nothing, exits with 2, and says ``message`` in one short line."""
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert len(err) < 600
+    assert message in err

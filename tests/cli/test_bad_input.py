@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import cli_runs
 from cli_runs import Run, runner
 
 LONG = "x" * 400
@@ -30,14 +31,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
 
 def refused(run: Run, message: str, *arguments: object) -> None:
-    """The command says ``message`` in one short line, exits with 2, prints nothing and leaves the folder as it was."""
+    """And leaves the folder as it was."""
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, ""), err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert len(err) < 600
-    assert message in err
+    cli_runs.refused(run, message, *arguments)
     assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
 
 
@@ -45,20 +41,9 @@ def refused(run: Run, message: str, *arguments: object) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("img_size=1000000", "test_vit: img_size=1000000 must be a whole number from 1 to 16384"),
-        ("img_size=true", "img_size=True must be a whole number"),
-        ("img_size=1.5", "img_size=1.5 must be a whole number"),
-        ("img_size=[224,0]", "img_size=[224, 0] must be a whole number"),
         ("img_size=161", "test_vit does not work with img_size=161: Input height (161) should be divisible"),
-        ("patch_size=0", "patch_size=0 must be a whole number from 1"),
-        ("patch_size=true", "patch_size=True must be a whole number"),
-        ("patch_size=10000", "test_vit "),  # too large for the images, or its weights for the memory
-        ("in_chans=0", "in_chans=0 must be a whole number from 1"),
+        ("patch_size=10000", "test_vit "),
         ("depth=100000", "depth=100000 must be a whole number from 0 to 1000"),
-        ("embed_dim=10000000", "embed_dim=10000000 must be a whole number from 1"),
-        ("num_heads=-1", "num_heads=-1 must be a whole number from 1"),
-        ("num_classes=-1", "num_classes=-1 must be a whole number from 0"),
-        ("drop_path_rate=5", "drop_path_rate=5 must be a number from 0 to 1"),
         ("drop_path_rate=NaN", "drop_path_rate=nan must be a number from 0 to 1"),
         ("checkpoint_path=weights.pth", "checkpoint_path is no option of a model here: use --checkpoint"),
         ("norm_layer=5", "cannot create test_vit: "),
@@ -76,32 +61,12 @@ def test_a_model_that_the_memory_cannot_hold(run: Run, option: str) -> None:
     assert code == 0, err
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("tome:r=\n", "cannot read"),
-        ("gtp:alpha=Infinity", "gtp: alpha=inf: must be a finite number"),
-        ("topk:keep_rate=NaN", "topk: keep_rate=nan"),
-        ("kmedoids:iterations=1000000000", "must be at most 1000"),
-        ("sinkhorn:iterations=1000000000", "must be at most 1000"),
-        ("zero_tprune:iterations=1000000000", "must be at most 1000"),
-        ("cropr:num_queries=1000000000", "must be at most"),
-    ],
-    ids=lambda value: value[:24],
-)
-def test_methods(run: Run, method: str, message: str) -> None:
-    refused(run, message, "profile", "test_vit", "-m", method)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     ("checkpoint", "message"),
     [
         ("/proc/self/mem", "/proc/self/mem is not a safetensors file: it is empty, or no regular file"),
-        ("/dev/zero", "no checkpoint at /dev/zero"),
-        ("empty.safetensors", "empty.safetensors is not a safetensors file: it is empty"),
         (LONG, "File name too long"),
-        ("images", "no checkpoint at images"),
     ],
     ids=lambda value: value[:24],
 )
@@ -116,7 +81,6 @@ def test_checkpoints(run: Run, command: str, checkpoint: str, message: str) -> N
     ("data", "message"),
     [
         ("/", "/ is the whole file system: name the folder of the images"),
-        (LONG, "File name too long"),
         ("~no-such-user/x", "there is no such home folder"),
         ("images/a/0.png", "neither a parquet file nor a folder"),
     ],
@@ -130,29 +94,16 @@ def test_data(run: Run, data: str, message: str) -> None:
     ("arguments", "message"),
     [
         (["eval", "test_vit", "--data", "images", "--workers", "100000"], "--workers"),
-        (["train", "cifar10_vit", "--data", "images", "--workers", "100000"], "--workers"),
-        (["bench", "test_vit", "-m", "tome", "--min-seconds", "inf"], "--min-seconds"),
         (["bench", "test_vit", "-m", "tome", "--min-seconds", "1e18"], "--min-seconds"),
-        (["bench", "test_vit", "-m", "tome", "--repeats", "1000000000"], "--repeats"),
         (["bench", "test_vit", "-m", "tome", "--split", "test"], "--split says which images to read, and none are"),
-        (["profile", "test_vit", "-m", "atm", "--split", "test"], "--split says which images to read, and none are"),
-        (["profile", "test_vit", "-m", "atm", "--image-column", "a"], "--image-column says which images to read"),
         (["profile", "test_vit", "-m", "atm", "--images", "images", "--image-column", "a"], "without columns"),
-        (["bench", "test_vit", "-m", "tome", "--batch-size", "1", "8"], "unexpected extra argument"),
-        (["env", "--json", "images"], "it is a folder"),
         (["profile", "test_vit", "--limit", "4"], "limit says how many images to run, and none are"),
-        (["eval", "test_vit", "--data", "images", "--json", f"a/{LONG}/b"], "File name too long"),
         (["demo", "--json", f"a/{LONG}/b"], "File name too long"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 def test_bounds_and_options_without_effect(run: Run, arguments: list[str], message: str) -> None:
     refused(run, message, *arguments)
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
-def test_a_place_that_takes_no_files_is_found_before_the_work(run: Run) -> None:
-    refused(run, "cannot write", "eval", "test_vit", "--data", "images", "--json", "/proc/x.json")
 
 
 def test_a_limit_counts_random_images_too(run: Run) -> None:
@@ -173,10 +124,6 @@ def test_memory_that_is_missing_in_eval_is_one_line(run: Run, monkeypatch: pytes
     refused(run, "out of memory at batch 32, fp32; what was gathered is kept", *COMMANDS["eval"], *small)
 
 
-def test_a_checkpoint_of_other_classes_is_not_taken_for_those_asked_for(run: Run) -> None:
-    refused(run, "has shape", "profile", "vitrim:cifar10_vit", "--model-option", "num_classes=3")
-
-
 def test_files_have_the_mode_of_the_user(run: Run) -> None:
     before = os.umask(0o027)
     try:
@@ -191,22 +138,15 @@ def test_files_have_the_mode_of_the_user(run: Run) -> None:
     ("given", "message"),
     [
         (("optimize", "test_vit", "--data", "x"), "no option --data; did you mean --images?"),
-        (("export", "test_vit", "--data=x"), "no option --data; did you mean --images?"),
-        ((*COMMANDS["bench"], "--data", "x"), "no option --data; did you mean --images?"),
-        ((*COMMANDS["profile"], "--dataset", "x"), "no option --dataset; did you mean --images?"),
         (("export", "test_vit", "--img-size", "96"), "no option --img-size; did you mean --image-size?"),
-        (("eval", "test_vit", "--images", "x"), "no option --images; did you mean --data?"),
         (("tune", "test_vit", "--images", "x"), "no option --images; did you mean --data?"),
-        ((*COMMANDS["eval"], "--precision", "bf16"), "no option --precision; did you mean --dtype?"),
         ((*COMMANDS["eval"], "-b", 8), "no option -b; did you mean --batch-size?"),
-        ((*COMMANDS["eval"], "--weights", "x"), "no option --weights; did you mean --checkpoint?"),
         ((*COMMANDS["eval"], "--pretraind"), "no option --pretraind; did you mean --pretrained?"),
         (("optimize", "--model", "x"), "no option --model: write it without, vitrim optimize MODEL"),
         (
             (*COMMANDS["eval"], "--img-size", 384),
             "no option --img-size; an option of the library's model is written --model-option img_size=VALUE",
         ),
-        ((*COMMANDS["eval"], "--qkv-bias", 1), "no option --qkv-bias; an option of the library's model is written"),
     ],
 )
 def test_an_option_that_there_is_not_names_the_one_that_was_meant(

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from cli_runs import exit_code
@@ -51,34 +48,11 @@ def photographs(tmp_path: Path) -> Path:
     return tmp_path / "photographs"
 
 
-@pytest.mark.full  # the demo runs above, and `test_reference.py` scores the model
-def test_demo_shows_the_reference_model_on_your_copy_of_cifar10(monkeypatch, capsys, photographs, tmp_path) -> None:
-    """The digits have the test above: of them a few are evaluated, and none is drawn."""
-    digits, draw = run.digits(), run.draw
-    few = replace(digits, methods=digits.methods[:1] * 4, batches=[(digits.pictures, torch.arange(10))])
-    monkeypatch.setattr(run, "digits", lambda: few)
-    monkeypatch.setattr(run, "draw", lambda exhibit, *given: [] if exhibit is few else draw(exhibit, *given))
-    monkeypatch.setattr(run, "measure_speed", lambda seed: SPEED)
-    assert exit_code(monkeypatch, "demo", "--out", tmp_path, "--cifar10", photographs) == 0
-    rows = json.loads((tmp_path / "demo.json").read_text())["cifar10"]
-    assert [row["method"].partition(":")[0] for row in rows[1::2]] == ["random", "topk", "evit", "tome", "atm"]
-    shares = [sum(row["gmacs"].values()) / sum(rows[0]["gmacs"].values()) for row in rows[1:9]]
-    assert shares == pytest.approx([0.7, 0.5] * 4, abs=0.025)
-    for name in ("accuracy_over_macs.png", "merged_patches.png"):
-        assert (tmp_path / f"cifar10_{name}").read_bytes().startswith(b"\x89PNG")
-    assert "CIFAR-10 ViT on 20 images it never saw" in " ".join(capsys.readouterr().out.split())
-
-
 def test_other_images_than_cifar10_are_refused_before_anything_is_measured(monkeypatch, capsys, photographs, tmp_path):
     shutil.rmtree(photographs / "test" / "class3")
     assert exit_code(monkeypatch, "demo", "--out", tmp_path / "out", "--cifar10", photographs) == 2
     assert "has 9 classes: it is not CIFAR-10" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_settings_of_the_demo_cut_about_30_and_50_percent() -> None:
-    names = [text.partition(":")[0] for text in run.DIGITS_METHODS]
-    assert names == ["random", "random", "topk", "topk", "evit", "evit", "tome", "tome", "atm", "atm"]
 
 
 @pytest.mark.parametrize(("name", "message"), [("file", "is a file"), ("file/deep", "file is a file")])
@@ -90,9 +64,3 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
     assert exit_code(monkeypatch, "demo", "--out", tmp_path / name) == 2
     assert message in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_missing_package_is_one_line(monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert exit_code(monkeypatch, "demo", "--out", tmp_path / "none") == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: the demo needs")

@@ -79,16 +79,6 @@ def test_examples() -> None:
     assert (result.failed, result.attempted) == (0, 2)
 
 
-def test_the_list_of_commands_has_whole_sentences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert exit_code(monkeypatch, "-h") == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    assert len(lines) >= len(COMMANDS)
-    assert not [line for line in lines if line.endswith("...")]
-
-
 def test_help_imports_nothing_that_takes_time() -> None:
     program = "import sys, vitrim.cli; print([name for name in ('torch', 'numpy', 'yaml') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import timm
-import torch
 
 import tiny
 import vitrim
-from cli_runs import Run, runner
+from cli_runs import Run, refused, runner
 from tiny_vlms import VLMS
 from vitrim.cli import listing
 from vitrim.core import registry, tables
 from vitrim.core.plan import Purpose
 from vitrim.core.registry import find_vision_language, host_of, hosts, vision_languages
 from vitrim.core.registry import methods as registered
-from vitrim.models.references import references
 
 
 @pytest.fixture
@@ -39,14 +37,6 @@ def test_every_method_with_its_class_attributes() -> None:
     assert rows["atm"]["adaptive"]
     assert not rows["tome"]["adaptive"]
     assert "Token Merging" in rows["tome"]["paper"]
-
-
-def test_table_of_methods(run: Run) -> None:
-    code, out, _ = run("methods")
-    assert code == 0
-    assert all(f"│ {name} " in out for name in registered())
-    assert "(Token Merging: Your ViT But Faster (ICLR 2023))" in " ".join(out.split())
-    assert "tome: Bipartite soft matching on keys, between attention and MLP of every block" in out
 
 
 def test_without_an_argument_it_says_what_there_is(run: Run) -> None:
@@ -142,13 +132,6 @@ def test_families_in_cells_and_compact_ones_are_named(run: Run) -> None:
     assert "refused: LLaVA-NeXT, LLaVA-OneVision; Qwen2.5-VL" in lines
 
 
-def test_heads_are_explained_where_a_family_has_them(run: Run) -> None:
-    _, out, _ = run("hosts", "torchvision")
-    assert f"class token: {listing.HEADS['class token']}" in out
-    assert f"work: all {len(registered())} methods" in out
-    assert "refused" not in out
-
-
 @pytest.mark.parametrize("host", tiny.HOSTS)
 def test_a_family_lists_the_heads_of_its_models(host: str) -> None:
     model = tiny.HOSTS[host]()
@@ -192,49 +175,15 @@ def test_models_are_those_of_the_modules_with_a_host_class() -> None:
     assert not {"resnet50", "swin_tiny_patch4_window7_224", "cait_s24_224", "hiera_tiny_224"} & set(names)
 
 
-@pytest.mark.full  # `hosts/test_host_tables.py` has every module
-def test_a_listed_model_of_every_module_is_a_host() -> None:
-    own = [f"vitrim:{name}" for name in references()]
-    first = {row["module"]: row["name"] for row in listing.models() if row["name"] not in own}
-    assert set(own) < {row["name"] for row in listing.models()}
-    for name in first.values():
-        with torch.device("meta"):
-            assert host_of(timm.create_model(name)).name
-
-
-def test_filter(run: Run) -> None:
-    code, out, _ = run("models", "deit_small")
-    assert code == 0
-    assert "deit_small_patch16_224" in out
-    assert "vit_base" not in out
-    assert "refused" in out  # names are told by module: not every one can be reduced
-
-
-@pytest.mark.parametrize("kind", ["methods", "hosts", "models"])
-def test_record(run: Run, tmp_path: Path, kind: str) -> None:
-    code, _, err = run(kind, "--json", str(tmp_path / "list.json"))
-    assert code == 0, err
-    found: dict[str, Any] = json.loads((tmp_path / "list.json").read_text())
-    assert (found["command"], found["kind"]) == ("list", kind)
-    assert found["environment"]["vitrim"]
-    assert found["rows"] == listing.LISTS[kind].collect()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["method"], "unknown list 'method'; did you mean 'methods'? valid: hosts, methods, models"),
-        (["xyz"], "unknown list 'xyz'; valid: hosts, methods, models"),
-        (["models", "deit_smal_patch16"], "did you mean 'deit_small_patch16_224'? `vitrim list models` prints all"),
         (["methods", "zzz"], "no name in the list of methods contains 'zzz'; `vitrim list methods` prints all"),
     ],
 )
 def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert message in err
+    refused(run, message, *arguments)
 
 
 @pytest.mark.slow

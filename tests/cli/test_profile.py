@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
 import vitrim
-from cli_runs import Run, runner
+from cli_runs import Run, refused, runner
 from vitrim.data import ImageDataset, load_images
 from vitrim.errors import VitrimError
 from vitrim.measure import profile
@@ -45,24 +44,6 @@ def record(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 def cells(table: str) -> list[list[str]]:
     """The rows of a printed table, header left out."""
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line[:1] == "│"]
-
-
-@pytest.mark.slow
-def test_table_has_the_dense_model_first_and_says_what_it_counts(run: Run) -> None:
-    code, out, _ = run("deit_small_patch16_224", "-m", "tome:r=13", "-m", "evit:keep_rate=0.7", "-m", "none")
-    assert code == 0
-    assert out.startswith("deit_small_patch16_224: GMACs per image")
-    rows = cells(out)
-    assert [row[0] for row in rows] == ["dense", "tome:r=13", "evit:keep_rate=0.7"]  # dense once
-    assert rows[0] == ["dense", "22.05", "4.24", "0.358", "0.00", "0.009", "4.61", "0.0", "197x12"]
-    assert rows[1][-1] == "184 171 158 .. 54 41"
-    assert rows[2][-1] == "197x3 140x3 100x3 72x3"
-    for row in rows[1:]:
-        parts, total, saved = [float(cell) for cell in row[2:6]], float(row[6]), float(row[7])
-        assert total == pytest.approx(sum(parts), abs=0.02)
-        assert saved == pytest.approx(100 * (1 - total / 4.608), abs=0.2)
-    assert "linear + attention + matching + norm" in out
-    assert "random" not in out  # counts of static methods depend on neither weights nor images
 
 
 @pytest.mark.parametrize(("convention", "total"), [("all", "17.58"), ("no-attention", "16.87"), ("no-norm", "17.56")])
@@ -93,27 +74,6 @@ def test_record(record: Callable[..., dict[str, Any]]) -> None:
     assert found["rows"][0]["gmacs"]["matching"] == 0 < found["rows"][1]["gmacs"]["matching"]
 
 
-def test_record_alone_on_standard_output(run: Run) -> None:
-    code, out, err = run("test_vit", "--json", "-")
-    assert code == 0
-    assert json.loads(out)["rows"][0]["method"] == "dense"
-    assert "GMACs per image" in err
-
-
-@pytest.mark.slow
-def test_several_models(run: Run) -> None:
-    code, out, _ = run("test_vit", "test_vit2", "-m", "tome:r=5")
-    assert code == 0
-    rows = cells(out)
-    assert [row[:2] for row in rows] == [
-        ["test_vit", "dense"],
-        ["", "tome:r=5"],
-        ["test_vit2", "dense"],
-        ["", "tome:r=5"],
-    ]
-    assert [row[-2] == "0.0" for row in rows] == [True, False, True, False]  # each against its own dense model
-
-
 def test_model_options(record: Callable[..., dict[str, Any]]) -> None:
     found = record("test_vit", "--model-option", "img_size=96", "--model-option", "num_classes=7")
     assert found["rows"][0]["tokens_per_block"] == [37] * 6
@@ -137,16 +97,6 @@ def test_random_images_for_methods_that_adapt_and_it_says_so(run: Run, record: C
     assert found["rows"] != record(*arguments, "--seed", "1")["rows"]
 
 
-@pytest.mark.slow
-def test_parameters_that_nobody_learned_are_named(run: Run, record: Callable[..., dict[str, Any]]) -> None:
-    small = ("test_vit", "--limit", "1", "--model-option", "img_size=96")
-    code, out, _ = run(*small, "-m", "ia_red2", "-m", "a_vit")
-    assert code == 0
-    assert "note: ia_red2: counts depend on parameters of its own, and those are random here" in out
-    assert record(*small, "-m", "ia_red2", "-m", "a_vit")["untrained"] == ["ia_red2"]
-    assert record(*small, "-m", "ia_red2:r=[1,1,1]", "-m", ATM)["untrained"] == []
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for index, name in enumerate(("a/0", "a/1", "b/0")):
@@ -156,64 +106,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-@pytest.mark.slow
-def test_images_of_a_folder(run: Run, record: Callable[..., dict[str, Any]], folder: Path) -> None:
-    arguments = ("test_vit", "-m", ATM, "--images", str(folder), "--model-option", "img_size=96")
-    found = record(*arguments)
-    assert found["images"] == {"source": str(folder), "count": 3, "batch_size": 8}
-    assert found["rows"][1] != record("test_vit", "-m", ATM, "--model-option", "img_size=96")["rows"][1]
-    _, out, _ = run(*arguments)
-    assert f"3 images of {folder}" in re.sub(r"\s+", " ", out)
-
-
-def test_images_that_nothing_needs_are_named_as_such(run: Run, folder: Path) -> None:
-    _, out, _ = run("test_vit", "-m", "tome:r=5", "--images", str(folder))
-    assert "was not read: no method here adapts" in out
-
-
 def test_a_dataset_that_nothing_needs_is_not_read() -> None:
     data = ImageDataset([b"no image"], [0], source="mine")
     report = vitrim.profile(timm.create_model("test_vit", num_classes=3), "tome:r=5", images=data)
     assert any(note.startswith("mine was not read") for note in report.notes)
 
 
-def test_checkpoint_is_named_and_checked(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("test_vit", "--checkpoint", str(tmp_path / "none.safetensors"))
-    assert (code, out) == (2, "")
-    assert "no checkpoint at" in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["tst_vit"], "did you mean 'test_vit'"),
-        (["resnet18", "-m", "tome:r=3"], "its layers are convolutions"),
-        (["test_vit", "-m", "tomme"], "did you mean 'tome'? valid: "),
-        (["test_vit", "-m", "tome:R=3"], "unknown option of tome 'R'"),
-        (["test_vit", "-m", "tome:r=-1"], "r must not be negative"),
         (["test_vit", "-m", "tome:r=90,strict=true"], "refused because strict=true"),
         (
             ["test_vit", "--convention", "no-atention"],
             "convention=no-atention: must be 'all', 'no-attention' or 'no-norm'",
         ),
-        (["test_vit", "--model-option", "img_size"], "write key=value"),
         (["test_vit", "test_vit2", "--checkpoint", "x.safetensors"], "the weights of one model; 2 models are given"),
-        (["test_vit", "--pretrained", "--checkpoint", "x.safetensors"], "not both"),
-        (["test_vit", "-m", ATM, "--images", "no-such-folder"], "no-such-folder does not exist"),
-        (["test_vit", "--limit", "0"], "--limit"),
-        (["test_vit", "--seed", "-1"], "--seed"),
-        (["test_vit", "-m", "tome:r=2", "-m", "tome:r=2"], "method tome:r=2 is given twice"),
         (["test_vit", "-m", "tome:r=2", "--model-option", "depth=0"], "has no blocks"),
-        (["test_vit", "--json", "/dev/null/x.json"], "cannot write"),
         ([], "MODEL"),
     ],
 )
 def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert message in err
+    refused(run, message, *arguments)
 
 
 class Full(io.StringIO):
@@ -240,18 +154,6 @@ def test_a_folder_without_permission_is_one_line(run: Run, monkeypatch: pytest.M
 
 
 # ---- the same from Python
-
-
-@pytest.mark.slow
-def test_the_function_gives_the_record_and_the_table_of_the_command(
-    run: Run, record: Callable[..., dict[str, Any]], folder: Path
-) -> None:
-    arguments = ("test_vit", "-m", ATM, "-m", "ia_red2", "--images", str(folder), "--model-option", "img_size=96")
-    before = torch.get_rng_state()
-    report = profile.profile(vitrim.ModelSpec("test_vit", options={"img_size": 96}), [ATM, "ia_red2"], images=folder)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert json.loads(json.dumps(report.record)) == record(*arguments)
-    assert run(*arguments)[1] == f"{report}\n"
 
 
 @pytest.mark.slow
@@ -285,32 +187,19 @@ def test_a_dataset_keeps_its_transform(folder: Path) -> None:
     [
         ([], {}, "name at least one model"),
         ("test_vit", {"convention": "some"}, "convention=some: must be 'all'"),
-        ("test_vit", {"methods": ["tome:r=2", "tome:r=2"]}, "method tome:r=2 is given twice"),
         (5, {}, "models=5: must be a torch.nn.Module, or a text"),
         (["test_vit", 5], {}, "models=5: must be a torch.nn.Module, or a text"),
         ("test_vit", {"images": 5}, "expected a source of images or a dataset"),
-        ("test_vit", {"seed": None}, "seed=null: must be a whole number"),
         (
             "test_vit",
             {"images": vitrim.DataSpec(None, split="val")},
             "say how to read a source of images, and none is given",
-        ),
-        (
-            vitrim.ModelSpec(timm.create_model("test_vit"), pretrained=True),
-            {},
-            "say how to create a model: give its name",
         ),
     ],
 )
 def test_arguments_that_say_nothing_are_refused(models: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrimError, match=message):
         profile.profile(models, **options)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_counted_as_it_was_written() -> None:
-    model = timm.create_model("test_vit")
-    assert profile.profile(torch.compile(model), "tome:r=8").rows == profile.profile(model, "tome:r=8").rows
 
 
 def test_a_model_that_reads_text_beside_the_images_names_its_tower() -> None:

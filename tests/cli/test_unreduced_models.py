@@ -11,7 +11,6 @@ from torch import nn
 
 import image_files
 import vitrim
-from cli_runs import exit_code
 from full_matrix import cells
 from vitrim.analysis.analyze import analyze_records
 from vitrim.core.registry import fitting, input_size_of, parse_method
@@ -177,13 +176,6 @@ def test_a_model_that_takes_methods_asks_for_one():
     model = create_model("test_vit", options={"img_size": 32, "depth": 1})
     with pytest.raises(vitrim.VitrimError, match=r"name at least one method, e.g. -m tome:keep_rate=0.7; `vitrim list"):
         vitrim.bench(model, batch_size=1)
-
-
-def test_commands_take_its_name(monkeypatch, capsys):
-    name, options = MODELS["rev_vit"]
-    given = [f"--model-option={key}={value}" for key, value in options.items()]
-    assert exit_code(monkeypatch, "bench", name, *given, "-b", "1", "--repeats=1", "--min-seconds=0") == 0
-    assert "dense" in capsys.readouterr().out
 
 
 def test_a_model_without_a_size_says_so():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,11 @@ import torch
 from torchvision import tv_tensors
 
 import vitrim.data.objects
-from dense_files import SIDE, mask, photo, save
+from dense_files import SIDE, mask, photo
 from image_files import encoded
 from vitrim.data import Boxes, DataError, DetectionDataset, SegmentationDataset
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.objects import decode_outline
-from vitrim.errors import MissingPackageError
 
 IMAGES = [encoded(photo(0)), encoded(photo(1))]
 SQUARE = [4, 6, 12, 10]
@@ -55,7 +53,6 @@ def test_values_are_relabelled() -> None:
     ("values", "options", "message"),
     [
         ([0, 3], {}, r"^mask 1 of memory has a pixel of value 3; valid: 0 to 2, 255$"),
-        ([0, 255], {"ignore": 11}, r"^mask 1 of memory has a pixel of value 255; valid: 0 to 2, 11$"),
         ([0, 1000], {}, r"^mask 1 of memory has a pixel of value 1000; valid"),
         ([5, 6], {"relabel": {5: 0, 9: 1}}, r"value 6; valid: 5, 9, 255$"),
     ],
@@ -79,32 +76,18 @@ def test_masks_that_are_none() -> None:
         SegmentationDataset(IMAGES[:1], [b"?"], num_classes=3)[0]
 
 
-def test_the_file_of_a_mask_is_named(tmp_path: Path) -> None:
-    file = save(tmp_path / "a.png", mask(9))
-    with pytest.raises(DataError, match=rf"^mask 0 of memory \({file}\) has a pixel of value 9"):
-        SegmentationDataset(IMAGES[:1], [file], num_classes=3)[0]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"num_classes": None}, "does not say how many classes it has: give num_classes=K or class_names"),
         ({"class_names": ["a"], "num_classes": 3}, "num_classes=3 and 1 class names"),
-        ({"num_classes": 0}, "num_classes=0; expected at least one"),
         ({"num_classes": 256}, "256 classes; at most 255"),
         ({"relabel": {4: 3}}, "pixel value 4 of memory is relabelled to 3; valid: .* labels 0 to 2 and 255"),
-        ({"relabel": {-1: 0}}, "pixel value -1 of memory is relabelled"),
-        ({"mode": "HSV"}, "unknown image mode"),
     ],
 )
 def test_masks_are_refused_beforehand(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         masks(0, **options)
-
-
-def test_each_image_has_a_mask() -> None:
-    with pytest.raises(DataError, match=r"^memory has 2 images, but 1 masks"):
-        SegmentationDataset(IMAGES, [b""], num_classes=1)
 
 
 # ---- boxes -----------------------------------------------------------------------------------------------------------
@@ -127,10 +110,8 @@ def test_objects_of_an_image() -> None:
     ("box", "label", "problem"),
     [
         ([4, 6, 4, 10], 0, r"is x1, y1, x2, y2 = 4, 6, 4, 10: it has no area"),
-        ([4, 6, 2, 10], 0, r"= 4, 6, 2, 10: it has no area; expected x1 < x2"),
         ([4, 6, float("nan"), 10], 0, r"= 4, 6, nan, 10: expected finite numbers"),
         ([4, 6, 12], 0, r"is \[4, 6, 12\]; expected 4 numbers"),
-        (["a", 6, 12, 4], 0, r"expected 4 numbers"),
         (SQUARE, 3, "has label 3; valid: 0 to 2"),
         (SQUARE, -1, "has label -1; valid: 0 to 2"),
     ],
@@ -214,24 +195,13 @@ def test_outlines_of_every_form(kind: str) -> None:
     [
         ([], "has no polygon"),
         ([[1, 2, 3, 4]], "has a polygon of 4 numbers; expected x and y of at least three corners"),
-        ([[1, 2, 3, 4, 5, 6, 7]], "has a polygon of 7 numbers"),
-        ([1], "has a polygon of 1;"),
-        ({"counts": [1]}, "is of an image of size None"),
         ({"counts": [992], "size": [32, 31]}, r"is of an image of size \[32, 31\], the image's is \[32, 32\]"),
-        ({"size": [32, 32]}, "is neither polygons nor"),
         (5, "is neither polygons nor"),
     ],
 )
 def test_outlines_that_are_none(outline: Any, problem: str) -> None:
     with pytest.raises(DataError, match=f"^it {problem}"):
         decode_outline(json.dumps(outline).encode(), (32, 32), "it")
-
-
-def test_outlines_need_pycocotools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pycocotools", None)
-    monkeypatch.setitem(__import__("sys").modules, "pycocotools.mask", None)
-    with pytest.raises(MissingPackageError, match=r"needs the package 'pycocotools': pip install 'vitrim\[dense\]'$"):
-        boxes([[SQUARE]], [[0]], outlines=[[OUTLINE]])
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
@@ -253,11 +223,3 @@ def test_fingerprints_see_targets() -> None:
     plain += [boxes([[SQUARE]], [[1]], outlines=[[OUTLINE]]), boxes([[SQUARE], []], [[1], []])]
     assert len({fingerprint(data) for data in plain}) == len(plain)
     assert fingerprint(masks([0, 1])) == fingerprint(masks([0, 1]))
-
-
-def test_transforms_get_both() -> None:
-    def doubled(image: Any, target: Any) -> tuple[Any, Any]:
-        return torch.zeros(image.size), 2 * target
-
-    data = masks([0, 1], transform=doubled)
-    assert data[0][1].unique().tolist() == [0, 2]

@@ -97,13 +97,6 @@ def test_several_labels_count() -> None:
     assert fingerprint(one.part([0])).isalnum()
 
 
-def test_a_file_that_is_gone(tmp_path: Path) -> None:
-    data = in_files(tmp_path, SEEDS, LABELS)
-    data.images[3].unlink()
-    with pytest.raises(DataError, match=r"cannot read .*bmp: No such file"):
-        fingerprint(data)
-
-
 def test_a_part_has_all_classes_and_its_own_images(tmp_path: Path) -> None:
     data = in_files(tmp_path, SEEDS, LABELS)
     part = data.part([11, 0])

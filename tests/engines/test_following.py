@@ -19,9 +19,6 @@ from vitrim.core.attention import Attention
 from vitrim.core.plan import Layer
 from vitrim.core.registry import methods
 from vitrim.engines import Exported
-from vitrim.engines.formats.base import Format, Graph
-from vitrim.engines.formats.onnx import ONNX
-from vitrim.engines.formats.openvino import OpenVINO
 from vitrim.engines.program import Program, trace
 from vitrim.methods import atm, saint
 
@@ -178,31 +175,6 @@ def test_other_batches_are_refused_with_the_ways_out(tmp_path: Path) -> None:
         with pytest.raises(vitrim.VitrimError, match=message):
             vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", file=vitrim.FileSpec(batch=batch))
     assert not list(tmp_path.iterdir())
-
-
-class Order(nn.Module):
-    """The order of the values of every row, and the place of its largest one, as numbers."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        rows = image[:, 0]
-        order = rows.sort(dim=-1, stable=True).indices
-        return torch.cat([order, rows.max(dim=-1, keepdim=True).indices], dim=-1).float()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [ONNX, OpenVINO])
-@pytest.mark.parametrize("batch", [None, 3])
-def test_of_equal_values_the_first_comes_first(kind: type[Format], batch: int | None, tmp_path: Path) -> None:
-    """Sizes of tokens are equal more often than not."""
-    if kind.missing() is not None:
-        pytest.skip(str(kind.missing()))
-    given = torch.randint(3, (3, 1, 40, 99), generator=torch.Generator().manual_seed(0)).float()
-    path = tmp_path / f"m{kind.suffix}"
-    kind.write(Graph(trace(Order(), given, batch is None), "output", "{}", 20), path)
-    expected = [
-        [*sorted(range(99), key=row.__getitem__), row.index(max(row))] for row in given.reshape(-1, 99).tolist()
-    ]
-    assert kind.open(path, 1)(given.numpy()).reshape(-1, 100).astype(int).tolist() == expected
 
 
 class Counts(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -20,7 +19,6 @@ from full_matrix import cells
 from vitrim.core.plan import Preprocessing
 from vitrim.core.registry import methods
 from vitrim.engines import Exported, check
-from vitrim.engines.formats import formats
 from vitrim.engines.formats.base import DTYPES
 from vitrim.engines.parity import _of_torch, highest_share
 from vitrim.engines.program import as_read
@@ -84,38 +82,6 @@ def test_onnxruntime_computes_what_the_model_does(pair: tuple[str, str], tmp_pat
         assert (found.argmax(1) == expected.numpy().argmax(1)).all()
 
 
-@pytest.mark.parametrize("host", cells(["torchvision_vit", "hf_dinov2", "avg_fc_norm", "hf_deit", "eva"], ()))
-@pytest.mark.parametrize("method", ["tome:r=4", "topk"])
-def test_other_hosts(host: str, method: str, tmp_path: Path) -> None:
-    if host not in tiny.HOSTS:
-        pytest.skip("no tiny host of this name")
-    model = model_for(host, method)
-    config = tiny.fits(vitrim.parse_method(method), model)
-    assert "same top-1" in vitrim.export(model, config, tmp_path / "m.onnx", check=4).metadata["parity"]
-
-
-@pytest.mark.full  # `cli/test_export.py` has ToMe as a pt2 file compared with the model, `test_writing.py` DynamicViT
-@pytest.mark.parametrize("method", static_methods())
-def test_pt2_computes_what_the_model_does(method: str, tmp_path: Path) -> None:
-    model = model_for("vit", method)
-    file = vitrim.export(model, tiny.fits(vitrim.parse_method(method), model), tmp_path / "m.pt2", check=5)
-    assert file.engine == "torch.export"
-    assert Exported.open(file.path, trust=True).run(tiny.images(3).numpy()).shape == (3, 5)
-
-
-@pytest.mark.full  # test_precision.py has ToMe as an OpenVINO file compared with the model, and makes its bf16 of that
-@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
-@pytest.mark.parametrize("method", ["tome:r=4", "topk", "ats:keep_rate=0.6"])
-def test_openvino_computes_what_the_model_does(method: str, tmp_path: Path) -> None:
-    model = model_for("vit", method)
-    tiny.drop_last_block(model)  # one is enough, and quick
-    blocks = {} if method == "tome:r=4" else {"blocks": (0,)}
-    config = vitrim.parse_method(method).model_copy(update=blocks)
-    file = vitrim.export(model, config, tmp_path / "m.xml", check=5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.bin", "m.xml", "m.xml.json"]
-    assert Exported.open(file.path).metadata["method"] == config.describe()
-
-
 @pytest.mark.full  # compiles for a minute
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
 def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
@@ -123,21 +89,6 @@ def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
     file = vitrim.export(model, "tome:r=4", tmp_path / "m.pt2", check=5, file=vitrim.FileSpec("aoti"))
     again = Exported.open(file.path)
     assert (again.format, again.metadata["method"]) == ("aoti", "tome:r=4")
-
-
-@pytest.mark.full  # test_writing.py exports in half precision, and compares
-def test_half_precision_stays_near(tmp_path: Path) -> None:
-    model = model_for("vit", "topk")
-    file = vitrim.export(model, "topk", tmp_path / "m.pt2", check=20, file=vitrim.FileSpec(precision="fp16"))
-    assert file.metadata["weights"] == "fp16"
-    found = check(file, vitrim_reduced(model, "topk"), tiny.images(20))
-    assert found.holds
-    assert found.largest > 1e-6  # it does compute in half precision
-
-
-def vitrim_reduced(model: nn.Module, method: str) -> nn.Module:
-    vitrim.reduce_(model, method)
-    return model
 
 
 def test_every_method_is_exported_or_says_why_not(tmp_path: Path) -> None:
@@ -155,13 +106,6 @@ def test_every_method_is_exported_or_says_why_not(tmp_path: Path) -> None:
         *("a_vit", "algm", "atc", "atm", "ia_red2", "random", "saint"),
     }
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", formats())
-def test_a_format_names_its_engine_and_its_suffix(name: str) -> None:
-    kind: Any = formats()[name]
-    assert kind.engine
-    assert kind.suffix.startswith(".")
 
 
 # ---- the comparison itself, of files that are made to differ ---------------------------------------------------------
@@ -196,17 +140,12 @@ def blank(logits: Any) -> Any:
 @pytest.mark.parametrize(
     ("weights", "change", "holds", "beyond"),
     [
-        ("fp32", {}, True, 0),
         ("fp32", {0: nudged(5e-5)}, True, 0),
-        ("fp32", {7: nudged(2e-4)}, False, 1),  # not one of 20
-        ("fp32", {19: nudged(-2e-4)}, False, 1),
+        ("fp32", {7: nudged(2e-4)}, False, 1),
         ("fp32", {3: blank}, False, 1),
-        ("fp32", {3: lambda logits: np.where(np.arange(len(logits)) == 1, np.nan, logits)}, False, 1),
         ("fp32", {3: lambda logits: np.where(np.arange(len(logits)) == 1, np.inf, logits)}, False, 1),
-        ("fp16", {0: nudged(1e-2)}, True, 0),
         ("fp16", dict.fromkeys(range(5), nudged(3e-2)), True, 5),
-        ("fp16", dict.fromkeys(range(14, 20), flipped), False, 6),  # none of torch's are off: that 6 are is no chance
-        ("fp16", {9: blank}, False, 1),
+        ("fp16", dict.fromkeys(range(14, 20), flipped), False, 6),
         ("bf16", dict.fromkeys(range(5), nudged(0.2)), True, 5),
         ("bf16", dict.fromkeys(range(6), nudged(0.2)), False, 6),
     ],
@@ -290,24 +229,6 @@ def test_a_near_tie_is_no_fault() -> None:
     logits[7, 0] += 3e-4  # decided as there, and wrong beside it
     found = check(giving(logits, images), model, images)
     assert (found.beyond, found.near_ties, found.holds) == (1, 0, False)
-
-
-@pytest.mark.slow
-def test_near_ties_in_many_images_are_a_fault() -> None:
-    model, images = tiny.HOSTS["vit"](), tiny.images(20)
-    vitrim.reduce_(model, "tome:r=4", record=True)
-    places = [1, *range(5, 10)]  # the first in the batch of two
-    pairs = [tie_between(model, images[place], images[place + 1]) for place in places]
-    for place, pair in zip(places, pairs, strict=True):
-        images[place] = pair[0]
-    logits = running(model, images)
-    for place, pair in zip(places[:2], pairs, strict=False):
-        logits[place] = running(model, pair[1][None])[0]
-    assert check(giving(logits, images), model, images).holds  # two of 20
-    for place, pair in zip(places, pairs, strict=True):
-        logits[place] = running(model, pair[1][None])[0]
-    found = check(giving(logits, images), model, images)
-    assert (found.beyond, found.holds) == (6, False)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

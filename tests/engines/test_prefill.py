@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +10,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlavaNextForConditionalGeneration, Qwen2VLImageProcessor
-from typer.testing import CliRunner
 
 from tiny_vlms import IMAGE, VLMS
-from vitrim.cli import app
 from vitrim.core.reduce import reduced_parts
 from vitrim.core.registry import parse_method, vision_language
 from vitrim.engines.macs import profile_of
 from vitrim.engines.prefill import Prefill, Prompt, as_measured, cache_bytes
 from vitrim.errors import VitrimError
-from vitrim.loading import create_model
 from vitrim.measure.bench import measure
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
@@ -100,26 +95,6 @@ def test_rows_of_bench_are_those_of_the_engine() -> None:
     assert row["images_per_second"] == pytest.approx(6e3 / row["latency_ms"]["p50"])
     with pytest.raises(VitrimError, match=r"^engine compile runs models of images, not prompts"):
         measure(model, methods, images, engines=["compile"])
-
-
-@pytest.mark.slow  # `cli/test_profile.py` and `test_bench.py` run the commands
-def test_the_command_line(tmp_path: Path) -> None:
-    """A folder with the config alone: random weights, as for other models, and the language model's head."""
-    VLMS["llava"].create().config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]
-    name = f"hf:{tmp_path}"
-    assert type(create_model(name)).__name__ == "LlavaForConditionalGeneration"
-    shown = CliRunner().invoke(app, ["profile", name, "-m", "tome:r=4", "--json", str(tmp_path / "p")])
-    assert shown.exit_code == 0, shown.output
-    assert "GMACs per prompt of 32 tokens of text and 1 image\n" in shown.output
-    rows = json.loads((tmp_path / "p").read_text())["rows"]
-    assert [row["prefill"]["image_tokens"] for row in rows] == [36, 24]
-    options = ["-m", "tome:r=4", "-b", "1", "--text-tokens=4", "--repeats=1", "--min-seconds=0"]
-    shown = CliRunner().invoke(app, ["bench", name, *options, "--json", str(tmp_path / "b")])
-    assert shown.exit_code == 0, shown.output
-    assert "batches are prompts of 4 tokens of text and 1 x 36 of images" in shown.output
-    assert [row["image_tokens"] for row in json.loads((tmp_path / "b").read_text())["rows"]] == [36, 24]
-    refused = CliRunner().invoke(app, ["profile", name, "--images", str(tmp_path), "-m", "tome:r=4"])
-    assert str(refused.exception).startswith("images are for models of images alone")
 
 
 def test_what_has_no_prefill_is_refused() -> None:

@@ -141,27 +141,6 @@ def test_a_tower_that_cannot_be_reduced_is_counted_whole() -> None:
         vitrim.profile(OTHERS["llava_next"].create(), prompt=vitrim.Prompt(select="divprune:tokens=9"))
 
 
-@pytest.mark.slow
-def test_the_command_line(tmp_path: Path, llava: Any) -> None:
-    llava.config.save_pretrained(tmp_path)
-    file = tmp_path / "profile.json"
-    given = ["profile", f"hf:{tmp_path}", "-m", "tome:r=2", "--select", "divprune:tokens=9", "--json", str(file)]
-    assert CliRunner().invoke(app, given).exit_code == 0
-    rows = json.loads(file.read_text())["rows"]
-    assert rows[1]["select"] == "divprune:tokens=9"
-    answer = ["--select", "divprune:tokens=9", "--new-tokens", "2", "--json", str(file)]
-    for command in (["profile"], ["bench", "-b", "1", "--repeats=1", "--min-seconds=0"]):
-        shown = CliRunner().invoke(app, [*command, f"hf:{tmp_path}", *answer])
-        assert shown.exit_code == 0, shown.output
-        assert "decoding" in shown.output
-        assert "KV cache" in shown.output
-    assert json.loads(file.read_text())["rows"][1]["new_tokens"] == 2
-    for command in ("profile", "bench"):
-        result = CliRunner().invoke(app, [command, "test_vit", "--select", "divprune"])
-        assert result.exit_code != 0
-        assert "select chooses image tokens of a vision-language model" in str(result.exception)
-
-
 def test_list_selectors(tmp_path: Path) -> None:
     file = tmp_path / "list.json"
     result = CliRunner().invoke(app, ["list", "selectors", "--json", str(file)])

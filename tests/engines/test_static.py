@@ -201,7 +201,6 @@ def test_a_frozen_method_merges_by_the_same_matching() -> None:
         (freeze, "a_vit", "a_vit cannot be frozen: an image is done when its class token halts"),
         (bound, "algm", "algm cannot be given a capacity: how many tokens it keeps depends"),
         (freeze, "tome:r=4", "tome cannot be frozen: its counts are fixed already"),
-        (bound, "atm:r=[1,1,1,1]", "its counts are fixed already"),
     ],
 )
 def test_what_has_no_fixed_form_is_refused(function: Any, method: str, message: str) -> None:
@@ -214,19 +213,6 @@ def test_counts_need_images_and_a_share() -> None:
         freeze(tiny.HOSTS["vit"](), ATM, [])
     with pytest.raises(vitrim.VitrimError, match=r"capacity=1\.5 must be above 0 and at most 1"):
         bound(tiny.HOSTS["vit"](), ATM, [tiny.images()], quantile=1.5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"r": (4, 4), "theta_min": 0.3}, "r takes the place of thresholds"),
-        ({"r": (4, -1)}, "at least 0"),
-        ({"capacity": (4, 4), "granularity": "batch"}, "every image is on its own"),
-    ],
-)
-def test_options_that_exclude_each_other(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message):
-        vitrim.ATM(**options)
 
 
 def test_a_seed_makes_random_pruning_the_same_for_all() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import vitrim
 from vitrim.engines.formats.base import Graph
-from vitrim.engines.formats.openvino import core
 from vitrim.engines.formats.operators import translations
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
@@ -90,21 +87,6 @@ def test_attention_scales_queries_alone() -> None:
     assert kinds["Mul"] == kinds["Transpose"] == len(cases)
 
 
-@pytest.mark.full  # `test_parity.py` runs the files
-def test_other_attention_is_written_as_torch_writes_it() -> None:
-    """Each in a graph of its own: one of another kind decides for all in it."""
-    q, k, v = torch.randn(3, 2, 4, 6, 8)
-    mask = torch.rand(2, 1, 6, 6) > 0.3
-    (found,), _ = run(
-        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask | torch.eye(6).bool()), q, k, v, mask
-    )
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, mask | torch.eye(6).bool()))
-    (found,), _ = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, is_causal=True))
-    (found,), _ = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k[:, :2], v[:, :2])
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
-
-
 def test_opset_23_has_an_operator_of_attention() -> None:
     q = torch.randn(1, 2, 3, 4)
     program = torch.export.export(Called(F.scaled_dot_product_attention), (q, q, q))
@@ -119,23 +101,3 @@ def test_opset_23_repeats_the_row_of_a_mask() -> None:
         mask = torch.randn(2, 1, rows, 6)
         (found,), _ = run(F.scaled_dot_product_attention, q, k, v, mask, opset=23)
         torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, mask))
-
-
-@pytest.mark.full  # counts what OpenVINO makes of a graph
-def test_a_block_that_merges_takes_37_operations_of_openvino_more(tmp_path: Path) -> None:
-    """Those of the file, since what a plugin executes depends on the processor: 20 or 21 of them, with what it fuses.
-
-    A number that grows is worth a look.
-    """
-    pytest.importorskip("openvino")
-    import timm
-
-    torch.manual_seed(0)
-    small = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
-    model = timm.create_model("test_vit", **small).eval()
-    counts = []
-    for method in ("tome:r=[2]", "tome:r=[2,2]"):
-        file = vitrim.export(model, method, tmp_path / "m.xml", check=0, file=vitrim.FileSpec(batch=1))
-        operations = core().read_model(file.path).get_ordered_ops()
-        counts.append(sum(one.get_type_name() != "Constant" for one in operations))
-    assert counts[1] - counts[0] <= 37

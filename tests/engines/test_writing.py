@@ -17,11 +17,10 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.engines import Exported, check, engines
+from vitrim.engines import Exported, check
 from vitrim.engines import formats as file_formats
-from vitrim.engines.engine import FileEngine
 from vitrim.engines.exported import staged
-from vitrim.engines.formats import format_named, formats, register_format
+from vitrim.engines.formats import formats, register_format
 from vitrim.engines.formats.base import Array, Format, Graph, Run
 from vitrim.engines.writing import FileSpec
 
@@ -111,7 +110,6 @@ def test_a_wrong_model_is_noticed(written: tuple[nn.Module, Exported]) -> None:
         np.zeros((1, 3, SIZE, SIZE), np.float32),
         np.zeros((1, SIZE, SIZE, 3), np.float32),
         np.zeros((1, SIZE, 30, 3), np.uint8),
-        np.zeros((SIZE, SIZE, 3), np.uint8),
     ],
     ids=lambda value: f"{value.shape}-{value.dtype}",
 )
@@ -169,29 +167,10 @@ def test_one_size_of_batch_and_another_of_images(tmp_path: Path) -> None:
         vitrim.export(model(dynamic_img_size=False), "tome:r=2", tmp_path / "n.pt2", file=vitrim.FileSpec(size=48))
 
 
-@pytest.mark.full  # a grid of logits passes through as any tensor does
-def test_a_segmentation_model(tmp_path: Path) -> None:
-    from vitrim.loading import create_model
-
-    options = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": SIZE, "num_classes": 4}
-    made = create_model("segmenter:vit_tiny_patch16_224", options=options)
-    file = vitrim.export(made, "tome:r=2", tmp_path / "m.pt2", check=5)
-    assert file.run(np.zeros((2, 3, SIZE, SIZE), np.float32)).shape == (2, 4, SIZE, SIZE)
-
-
 def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
     file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.pt2", check=3)
     assert file.metadata["output"]["name"] == "features"
     assert "top-1" not in file.metadata["parity"]
-
-
-@pytest.mark.slow
-def test_a_candidate_for_timing(tmp_path: Path) -> None:
-    assert {"torch.export", "onnxruntime"} <= set(engines())
-    run = FileEngine(engines()["torch.export"]).prepare(model(depth=1), torch.zeros(2, 3, SIZE, SIZE), tmp_path)
-    assert run(torch.zeros(2, 3, SIZE, SIZE)).shape == (2, 3)
-    (told,) = tmp_path.glob("*.json")
-    assert json.loads(told.read_text())["input"]["shape"][0] == 2  # engines are the faster for knowing all shapes
 
 
 def test_threads_are_those_of_the_engine_or_of_torch(written: tuple[nn.Module, Exported], tmp_path: Path) -> None:
@@ -258,21 +237,11 @@ def test_a_file_runs_tensors_and_says_what_it_is(written: tuple[nn.Module, Expor
         Exported.open(file.path, threads=-1)
 
 
-@pytest.mark.parametrize("call", [lambda path: vitrim.export(model(), None, path), Exported.open])
-def test_a_path_that_is_none(call: Any) -> None:
-    with pytest.raises(vitrim.VitrimError, match="path=null: must be a text, or a path"):
-        call(None)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"file": FileSpec(precision="bf16")}, "unknown precision of onnx files 'bf16'.* valid: fp16, fp32, int8"),
-        ({"check": -1}, "check=-1: must be at least 0"),
         ({"file": FileSpec(classes=["a"])}, "classes are 1 names, and the model has 3 classes"),
-        ({"freeze": "x"}, "freeze=x: must be true or false, or a number"),
-        ({"file": FileSpec(to="tensorrt")}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
-        ({"file": FileSpec(to="openvino")}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
         (
             {"check": torch.zeros(4, 3, 48, 48)},
             r"check holds images \(4, 3, 48, 48\) float32, and the file takes \(n, 3, 32, 32\) float32",
@@ -328,20 +297,12 @@ def test_a_size_is_refused_without_its_memory(tmp_path: Path) -> None:
     assert max(held) < 1000  # the image has 201,326,592 bytes
 
 
-def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kind = format_named("onnx", Path("m.onnx"))
-    monkeypatch.setattr(kind, "needs", ("onnx", "no_such_runtime"))
-    with pytest.raises(ModuleNotFoundError, match=r"onnx needs no_such_runtime: pip install 'vitrim\[export\]'"):
-        vitrim.export(model(), "tome:r=2", tmp_path / "m.onnx")
-    assert "onnxruntime" not in engines()
-
-
 def test_a_model_that_says_nothing_of_its_images_has_no_preprocessing_in_the_graph(tmp_path: Path) -> None:
     with pytest.raises(vitrim.VitrimError, match="does not say the mean and standard deviation"):
         vitrim.export(tiny.HOSTS["hf_vit"](), "tome:r=4", tmp_path / "m.pt2", file=vitrim.FileSpec(preprocess=True))
 
 
-@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 torn"])
+@pytest.mark.parametrize("content", [b"PK\x03\x04 torn"])
 def test_files_of_others_are_refused(tmp_path: Path, content: bytes) -> None:
     for suffix in (".pt2", ".onnx"):
         path = tmp_path / f"m{suffix}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -103,25 +102,6 @@ def test_a_file_for_a_batch_that_reads_bytes_scores_alike(model: Any, data: Imag
     assert rows[2]["agreement"] == rows[1]["agreement"]
 
 
-@pytest.mark.slow
-def test_a_file_for_other_images_is_refused(model: Any, data: ImageDataset, tmp_path: Path) -> None:
-    other = vitrim.create_model("test_vit", options={**OPTIONS, "img_size": 40})
-    made = vitrim.export(other, None, tmp_path / "m.onnx", check=0)
-    with pytest.raises(
-        VitrimError, match=r"takes images with size \(40, 40\), and this VisionTransformer with \(32, 32\)"
-    ):
-        vitrim.evaluate(model, [made], data)
-
-
-@pytest.mark.slow
-def test_code_is_not_run_without_trust(model: Any, data: ImageDataset, tmp_path: Path) -> None:
-    vitrim.export(model, None, tmp_path / "m.pt2", check=0)
-    with pytest.raises(VitrimError, match="files are code"):
-        vitrim.evaluate(vitrim.Exported.open(tmp_path / "m.pt2"), None, data)
-    row = vitrim.evaluate(vitrim.Exported.open(tmp_path / "m.pt2", trust=True), None, data).rows[0]
-    assert row["top1"] == vitrim.evaluate(model, None, data).rows[0]["top1"]
-
-
 def test_bench_times_files_beside_their_model_and_alone(model: Any, file: vitrim.Exported) -> None:
     short: dict[str, Any] = {"batch_size": 2, "budget": vitrim.Budget(1, min_seconds=0)}
     rows = vitrim.bench(model, ["tome:r=3", file], **short).rows
@@ -150,64 +130,6 @@ def test_compare_holds_files_and_models_in_one_table(model: Any, file: vitrim.Ex
 
 def run(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> int:
     return exit_code(monkeypatch, *arguments)
-
-
-def test_the_command_takes_files(
-    file: vitrim.Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in "abc":
-        (tmp_path / "data" / name).mkdir(parents=True)
-        (tmp_path / "data" / name / "0.png").write_bytes(photograph(ord(name)))
-    assert (
-        run(monkeypatch, ["eval", str(file.path), "--data", str(tmp_path / "data"), "--json", str(tmp_path / "a.json")])
-        == 0
-    )
-    options = [f"--model-option={name}={value}" for name, value in OPTIONS.items()]
-    given = ["eval", "test_vit", *options, "--data", str(tmp_path / "data"), "--file", str(file.path)]
-    assert run(monkeypatch, [*given, "--json", str(tmp_path / "b.json")]) == 0
-    alone, beside = (json.loads((tmp_path / name).read_text())["rows"] for name in ("a.json", "b.json"))
-    assert [row["method"] for row in beside] == ["dense", str(file.path)]
-    assert alone[0]["top1"] == beside[1]["top1"]
-    capsys.readouterr()
-    for given in (["eval", str(tmp_path / "no.onnx"), "--data", str(tmp_path / "data")], ["bench", "no.onnx"]):
-        assert run(monkeypatch, given) == 2
-        assert "no exported model at" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDataset, tmp_path: Path) -> None:
-    """DINOv2 of transformers hands out tokens; its embedding is the class token, which is what eval scores."""
-    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 7}
-    Dinov2Model(Dinov2Config(**sizes)).save_pretrained(tmp_path / "dino")
-    prepared = {"size": {"shortest_edge": 32}, "crop_size": {"height": 28, "width": 28}}
-    BitImageProcessor(**prepared).save_pretrained(tmp_path / "dino")
-    tower = vitrim.create_model(f"hf:{tmp_path / 'dino'}").eval()
-    file = vitrim.export(tower, "tome:r=2", tmp_path / "m.onnx", check=4)
-    assert file.metadata["output"] == {"name": "features", "embedding": "class token"}
-    transform = vitrim.data.eval_transform(tower)
-    images = torch.stack([transform(Image.open(io.BytesIO(png))) for png in map(photograph, range(13))])
-    with vitrim.reduced(tower, "tome:r=2"), torch.no_grad():
-        own = tower(images).last_hidden_state[:, 0].numpy()
-    session = onnxruntime.InferenceSession(str(file.path))
-    loop = np.concatenate([session.run(None, {"image": image[None].numpy()})[0] for image in images])
-    assert np.allclose(loop, own, atol=1e-4)
-    report = vitrim.evaluate(tower, ["tome:r=2", file], data)
-    _, reduced, beside = report.rows
-    nearness = loop / np.linalg.norm(loop, axis=1, keepdims=True)
-    nearest = (nearness @ nearness.T - 2 * np.eye(13)).argmax(1)
-    labels = np.array(data.labels)
-    assert beside["recall1"] == pytest.approx((labels[nearest] == labels).mean())
-    assert beside["cosine"] == pytest.approx(reduced["cosine"], abs=1e-5)
-    alone = vitrim.evaluate(file, None, data)  # resized as the metadata say, by Pillow and not by transformers
-    assert alone.facts["embedding"] == "class token"
-    told = file.preprocessing
-    assert (told.interpolation, told.crop_share, told.crop_mode) == ("bicubic", 28 / 32, "center")
-    square = Image.open(io.BytesIO(photograph(0))).resize((48, 48))  # others are cropped up to a pixel beside
-    difference = vitrim.data.eval_transform(file)(square) - transform(square)
-    assert difference.abs().mean() < 0.02
 
 
 def made(

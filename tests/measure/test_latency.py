@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from timm.models import VisionTransformer
 
 from vitrim.errors import VitrimError
 from vitrim.measure import latency
@@ -45,11 +44,6 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(latency, "time", clock)
     return clock
-
-
-def model(**options):
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
-    return VisionTransformer(**(sizes | options)).eval()
 
 
 # ---- timing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,12 +22,11 @@ from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.engines.engine import Eager, Engine, FileEngine, engines_named
 from vitrim.engines.formats import formats
 from vitrim.engines.runnable import Module, Runnable
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure import bench as timing
 from vitrim.measure.bench import bench, measure
 from vitrim.measure.compare import compare
-from vitrim.measure.comparison import in_words
 from vitrim.measure.comparison_figure import draw
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import PairedLoss
@@ -122,18 +120,9 @@ def test_what_the_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         engines_named(["openvino"], ["bf16"])
 
 
-def test_int8_without_what_quantises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr("vitrim.errors.find_spec", lambda name: None if name == "nncf" else find(name))
-    monkeypatch.setattr(formats()["onnx"], "missing", classmethod(lambda _: None))
-    with pytest.raises(MissingPackageError, match=r"^int8 needs the package 'nncf': pip install 'vitrim\[int8\]'$"):
-        engines_named(["eager", "onnxruntime"], ["fp32", "int8"])
-
-
 @pytest.mark.parametrize(
     ("precisions", "message"),
     [
-        ([], "unknown precision ''"),
         (["fp8"], "unknown precision 'fp8'.* valid: bf16, fp16, fp32, int8"),
         (["int8"], "^eager runs fp32 and bf16 and fp16 here: eager cannot run in int8$"),
         (["bf16", "bf16"], "engine eager bf16 is given twice"),
@@ -212,34 +201,10 @@ def test_the_measure_of_agreement_is_not_rounded_itself(source: Path, times: dic
     assert report.rows[0]["agreement"] == pytest.approx((exact == found).double().mean().item(), abs=1e-9)
 
 
-def test_words_name_precisions(times: dict[str, float], source: Path) -> None:
-    times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
-    engines = [Rounding(), Rounding("int8")]
-    report = bench(model(), "tome:r=2", batch_size=1, engine=engines, images=str(source))
-    words = "\n".join(report.words[0])
-    assert "fastest dense on rounding int8 (fused) at batch 1; it takes 2.00x on rounding" in words
-    assert "dense in int8 on rounding has the top-1 of fp32 in " in words
-    assert "tome:r=2: use rounding int8; reducing adds 1.33x (1.33-1.33) to dense on rounding int8 (fused)" in words
-
-
 def test_int8_on_random_images_says_so(times: dict[str, float]) -> None:
     report = bench(model(), "tome:r=2", batch_size=1, engine=[Rounding("int8")])
     assert any(note.startswith("int8: ranges of activations are those of random images") for note in report.notes)
     assert report.rows[0]["engine"] == "rounding"
-
-
-@pytest.mark.slow
-def test_a_picture_has_a_bar_for_every_row(times: dict[str, float], tmp_path: Path) -> None:
-    times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
-    path = tmp_path / "bench.png"
-    report = bench(model(), "tome:r=2", batch_size=[1, 2], engine=[Rounding(), Rounding("int8")])
-    report.figure.savefig(path)
-    assert path.stat().st_size > 0
-    for axis, size in zip(report.figure.axes, (1, 2), strict=True):
-        bars = sorted(bar.get_width() for bar in axis.patches)
-        assert bars == sorted(row["latency_ms"]["p50"] / size for row in report.rows if row["batch_size"] == size)
-    labels = [text.get_text() for text in report.figure.legends[0].get_texts()]
-    assert labels == ["rounding", "rounding int8"]
 
 
 # ---- compare ---------------------------------------------------------------------------------------------------------
@@ -250,33 +215,6 @@ class Single(Rounding):
 
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         return "for single images" if config.traits.single_images and batch > 1 else None
-
-
-@pytest.mark.slow
-def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times: dict[str, float]) -> None:
-    """They had no row in a lower precision where the data came in batches, and no word said so."""
-    times |= {"rounding int8": 4.0, "atm": 3.0}
-    host, method = model(), "atm:alpha=0.99,beta=0.2,theta_min=0.5"
-    report = compare(host, method, vitrim.ScoredData(str(source), batch_size=7), at=1, engine=[Single("int8")])
-    dataset = load_images(source)
-    dataset.transform = eval_transform(host)
-    right = agree = 0
-    for place in range(60):
-        image, label = dataset[place]
-        with torch.inference_mode():
-            dense = host(image[None]).argmax(1)
-            with reduced(host, method):
-                found = host((image[None] / 2.0).round() * 2.0).argmax(1)
-        right, agree = right + int(found == label), agree + int(found == dense)
-    assert [row["method"] for row in report.rows] == ["dense", report.rows[1]["method"]]
-    assert report.rows[1]["method"].startswith("atm:")
-    assert (report.rows[1]["top1"], report.rows[1]["agreement"]) == (right / 60, agree / 60)
-    assert 0 < agree < 60
-    (note,) = [note for note in report.notes if "counts on the whole batch" in note]
-    assert "MACs saved are those of batches of 7, and engines are scored on single images" in note
-    alone = compare(host, method, vitrim.ScoredData(str(source), batch_size=1), at=1, engine=[Single("int8")])
-    assert not [note for note in alone.notes if "counts on the whole batch" in note]
-    assert alone.rows[1]["top1"] == report.rows[1]["top1"]
 
 
 @pytest.mark.slow
@@ -345,22 +283,6 @@ ROWS = [
     row("tome:r=8", 0.011, 1.25, "bf16"),
     row("tome:r=12", 0.03, 1.4, "bf16"),
 ]
-
-
-def test_words_on_several_precisions() -> None:
-    assert list(in_words(ROWS, "top1")) == [
-        "dense loses 0.00 points of top-1 (standard error 0.20): at batch 1 0.50x the speed of the fastest dense",
-        "tome:r=8 loses 1.00 points of top-1 (standard error 0.20): at batch 1 it does not pay: 0.70x the speed of "
-        "dense",
-        "dense on openvino bf16 loses 0.10 points of top-1 (standard error 0.20): at batch 1 1.00x the speed of the "
-        "fastest dense",
-        "tome:r=8 on openvino bf16 loses 1.10 points of top-1 (standard error 0.20): at batch 1 1.25x as fast as "
-        "dense, and nothing here is clearly better",
-        "tome:r=12 on openvino bf16 loses 3.00 points of top-1 (standard error 0.20): at batch 1 1.40x as fast as "
-        "dense, and nothing here is clearly better",
-        "least loss for the time at batch 1: tome:r=8 on openvino bf16 (1.25x, loses 1.10), tome:r=12 on openvino "
-        "bf16 (1.40x, loses 3.00)",
-    ]
 
 
 def test_every_dense_model_is_a_star_and_precisions_are_joined_apart() -> None:

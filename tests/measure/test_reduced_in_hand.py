@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-import tiny
 import vitrim
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
@@ -58,23 +55,3 @@ def test_evaluate_scores_it_with_what_it_has_learned() -> None:
     assert [row["method"] for row in rows] == ["dense", rows[1]["method"]]
     assert rows[1]["top1"] == (own == batches()[0][1]).double().mean().item()
     assert vitrim.evaluate(given, None, batches()).facts["untrained"] == []
-
-
-@pytest.mark.slow
-def test_a_file_of_it_under_another_method_is_that_of_the_dense_model(tmp_path: Path) -> None:
-    given, images = model(), batches()[0][0]
-    vitrim.reduce_(given, "topk:keep_rate=0.5")
-    file = vitrim.export(given, "tome:r=3", tmp_path / "m.onnx", check=2)
-    expected = model()
-    vitrim.reduce_(expected, "tome:r=3")
-    with torch.no_grad():
-        np.testing.assert_allclose(file.run(images.numpy()), expected(images).numpy(), atol=1e-5)
-    assert file.metadata["method"] == "tome:r=3"
-
-
-@pytest.mark.slow
-def test_a_reduced_part_is_in_the_metadata_of_the_whole(tmp_path: Path) -> None:
-    whole = torch.nn.Sequential(tiny.HOSTS["vit"]())
-    whole.image_size = 24  # type: ignore[assignment]
-    vitrim.reduce_(whole, "tome:r=2")
-    assert vitrim.export(whole, None, tmp_path / "m.onnx", check=2).metadata["method"] == "tome:r=2"

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from dense_files import photo
 from image_files import encoded
 from vitrim.data import Boxes, DataError, DetectionDataset, ImageDataset
-from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.tasks import detection, make_task, tasks
+from vitrim.errors import VitrimError
+from vitrim.tasks import make_task, tasks
 from vitrim.tasks.detection import Detection, DetectionScores, Instances, in_stored_pixels
 from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol
 
@@ -147,21 +147,6 @@ def test_what_two_saw_adds_up() -> None:
         assert all(isinstance(each, Tensor) for each in value)
         setattr(parts[0], name, [*value, *parts[1].metric_state[name]])
     torch.testing.assert_close(parts[0].compute(), whole.compute(), equal_nan=True)
-
-
-def test_nothing_seen_is_nan() -> None:
-    metrics = make_task("detection", 3).metrics()
-    empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
-    metrics.update([empty | {"scores": torch.zeros(0)}], [empty])
-    assert all(value.isnan() for value in metrics.compute().values())
-
-
-def test_scores_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pycocotools", None)
-    monkeypatch.setitem(__import__("sys").modules, "pycocotools.mask", None)
-    monkeypatch.setattr(detection.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'vitrim\[dense\]'$"):
-        make_task("detection", 3).metrics()
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol
 from vitrim.tasks.segmentation import Segmentation, SegmentationScores, patch_grid
 
 LOSS = Loss(name="pixel_cross_entropy")
-NAMES = ("mIoU", "mAcc", "aAcc")
 
 
 def scene(classes: int = 5, size: tuple[int, int] = (12, 16), batch: int = 3) -> tuple[Tensor, Tensor]:

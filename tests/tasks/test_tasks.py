@@ -14,7 +14,6 @@ import torch
 from vitrim import tasks as room
 from vitrim.core import tables
 from vitrim.core.registry import ask
-from vitrim.errors import VitrimError
 from vitrim.tasks import Task, base, make_task, register_task, tasks
 from vitrim.tasks.classes import places_of
 from vitrim.tasks.classification import Classification
@@ -70,22 +69,15 @@ def test_every_task_says_what_it_is(name: str) -> None:
     assert task.selects_by in names
 
 
-def test_an_unknown_task_is_one_line() -> None:
-    with pytest.raises(VitrimError, match=r"^unknown task 'multilable'; did you mean 'multilabel'\? valid: "):
-        make_task("multilable", 3)
-
-
 @pytest.mark.parametrize(
     ("given", "once"),
     [
         ({}, True),
-        ({"side": "long", "stride": 8}, True),  # of no window, to no size
-        ({"average": "probabilities"}, False),  # what comes back is no longer the logits
+        ({"side": "long", "stride": 8}, True),
+        ({"average": "probabilities"}, False),
         ({"flip": True}, False),
-        ({"scales": (1.0, 2.0)}, False),
         ({"scales": (0.5,)}, False),
         ({"size": 32}, False),
-        ({"window": 32}, False),
         ({"mode": "slide", "window": 32}, False),
     ],
 )
@@ -95,14 +87,7 @@ def test_a_plain_protocol_is_one_forward_on_the_image_as_it_is(given: dict[str, 
 
 @pytest.mark.parametrize(
     ("given", "on"),
-    [
-        ({}, False),
-        ({"mixup": 0.8}, True),
-        ({"cutmix": 1.0}, True),
-        ({"mixup": 0.8, "cutmix": 1.0}, True),
-        ({"cutmix": 1.0, "probability": 0.0}, False),
-        ({"probability": 0.5}, False),
-    ],
+    [({}, False), ({"mixup": 0.8}, True), ({"cutmix": 1.0}, True), ({"cutmix": 1.0, "probability": 0.0}, False)],
 )
 def test_images_are_mixed_by_either_kind(given: dict[str, float], on: bool) -> None:
     assert Mix(**given).on == on

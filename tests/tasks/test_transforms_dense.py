@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from dense_files import photo
-from image_files import encoded
-from vitrim.data import DetectionDataset, SegmentationDataset
-from vitrim.tasks import make_task
 from vitrim.tasks.options import DenseAugment
 from vitrim.tasks.transforms_dense import (
     CropUnderShare,
@@ -24,10 +20,8 @@ from vitrim.tasks.transforms_dense import (
     DenseTrainTransform,
     PhotometricDistort,
     ResizeRange,
-    ScaleJitter,
     distorted,
 )
-from vitrim.training.images import Place, Seeded
 
 
 class Geometry(NamedTuple):
@@ -195,16 +189,6 @@ def test_the_share_of_one_class_is_the_recipe_s(share: float) -> None:
     assert windows == 2 * (1 + (10 if share == 0.5 else 0))  # of each window top and left
 
 
-def test_factors_are_of_the_size_that_fits() -> None:
-    shapes = set()
-    for seed in range(20):
-        torch.manual_seed(seed)
-        shapes.add(tuple(ScaleJitter((30, 90), 0.5, 2.0)(tv_tensors.Mask(torch.zeros(10, 20))).shape))
-    assert min(shapes)[0] < 20
-    assert max(shapes)[0] > 50
-    assert all(abs(width - 2 * height) <= 1 for height, width in shapes)
-
-
 def test_no_class_fills_the_window() -> None:
     mask = torch.zeros(40, 40, dtype=torch.uint8)
     mask[:, 30:] = 1
@@ -286,28 +270,6 @@ def test_a_model_without_padding_sees_upright_images_upright(
     pixels, target = transform(photo(0, image), objects(image, [[4, 6, 30, 40]]))
     assert pixels.shape == (3, *expected)
     assert (target["size"].tolist(), target["original"].tolist()) == (list(expected), list(image))
-
-
-@pytest.mark.parametrize("kind", ["masks", "boxes"])
-def test_an_image_changes_the_same_way_with_any_number_of_workers(kind: str) -> None:
-    images = [encoded(photo(row)) for row in range(4)]
-    data: Any
-    if kind == "masks":
-        masks = [encoded(Image.fromarray(np.full((32, 32), row, np.uint8))) for row in range(4)]
-        data, task = SegmentationDataset(images, masks, num_classes=4), make_task("segmentation", 4)
-    else:
-        data = DetectionDataset(images, [[[2, 2, 20, 20]]] * 4, [[0]] * 4, num_classes=4)
-        task = make_task("detection", 4)
-    data.transform = task.train_transform(Geometry(), DenseAugment(photometric=True))
-    places = [[Place(row, 1, row) for row in range(4)]]
-    found = []
-    for workers in (0, 1):
-        options: Any = {"batch_sampler": places, "num_workers": workers, "collate_fn": task.collate}
-        found += list(DataLoader(Seeded(data, 3), **options))
-    (one, objects), (two, others) = found
-    assert torch.equal(one, two)
-    assert type(others) is type(objects)
-    torch.testing.assert_close(list(objects), list(others), rtol=0, atol=0)
 
 
 def test_the_size_is_that_of_the_image_without_padding() -> None:

@@ -125,25 +125,6 @@ def write_open_clip(folder: Path, tokenizer: str | None = None, **text: Any) -> 
     return model
 
 
-@pytest.mark.slow
-def test_a_folder_of_open_clip_is_scored_as_its_model(tmp_path: Path) -> None:
-    pytest.importorskip("open_clip")
-    model = write_open_clip(tmp_path / "clip")
-    write_noise(tmp_path / "images", 6)
-    data = ScoredData(str(tmp_path / "images"), task="zero_shot", options={"class_names": ["cat", "sea lion"]})
-    name = f"open_clip:{tmp_path / 'clip'}"
-    report, wanted = evaluate(name, "tome:r=2", data), evaluate(model, "tome:r=2", data)
-    assert report.record["weights"] == str(tmp_path / "clip")
-    for row, expected in zip(report.rows, wanted.rows, strict=True):
-        assert (row["top1"], row["cosine"]) == (expected["top1"], pytest.approx(expected["cosine"], abs=1e-6))
-    loaded: Any = create_model(name)
-    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
-    words = ["a photo of a cat"]
-    torch.testing.assert_close(ask(loaded).text_embeddings(loaded, words), ask(model).text_embeddings(model, words))
-    (tmp_path / "clip" / "open_clip_model.safetensors").unlink()
-    assert evaluate(name, "tome:r=2", data).record["weights"] == "random"
-
-
 def test_a_folder_of_open_clip_reads_by_its_own_tokenizer(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
     words = {word: index for index, word in enumerate([*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<end>"])}
@@ -171,14 +152,8 @@ def test_a_name_of_open_clip_fetches_nothing(monkeypatch: pytest.MonkeyPatch) ->
     ("name", "options", "message"),
     [
         ("ViT-B-23", {}, "unknown model of open_clip 'ViT-B-23'; did you mean 'ViT-B-32'"),
-        (
-            "ViT-B-32",
-            {"pretrained": True},
-            "name the repository of one: open_clip:timm/vit_base_patch32_clip_224",
-        ),
         ("mt5-base-ViT-B-32", {"pretrained": True}, "no weights of mt5-base-ViT-B-32 on the Hub: give them with"),
         ("org/repository", {}, "org/repository is no folder; with --pretrained it is a repository on the Hub"),
-        (".", {}, "no open_clip_config.json in .: it is not the folder of a model of open_clip"),
         ("ViT-B-32", {"options": {"no_such": 1}}, "cannot create open_clip:ViT-B-32: "),
     ],
 )
@@ -217,34 +192,6 @@ def test_the_whole_of_open_clip_is_needed_and_a_tokenizer_for_its_words() -> Non
     task.read_names(other, ["cat", "dog"])
     assert task.texts is not None
     torch.testing.assert_close(task.texts[0][0], task.texts[0][1])  # of one row of words
-
-
-@pytest.mark.slow
-def test_classes_are_asked_for_by_the_names_of_a_file_or_of_wordnet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def told(self: object, model: object, texts: list[str]) -> tuple[torch.Tensor, float, float]:
-        asked[:] = texts
-        return torch.eye(len(texts), 64), 1.0, 0.0
-
-    monkeypatch.setattr(Library, "text_embeddings", told)
-    names = tmp_path / "names.txt"
-    names.write_text("golden_retriever\n  sea lion \n\n")
-    for folders, given, wanted in (
-        (("n02099601", "n02077923"), {}, ["sea lion", "golden retriever"]),
-        (("0", "1"), {"class_names": str(names)}, ["golden retriever", "sea lion"]),
-        (("cat", "dog"), {"class_names": ["ant", "bee"]}, ["ant", "bee"]),
-    ):
-        write_noise(root := tmp_path / "-".join(folders), 2)
-        for old, new in zip(sorted(root.iterdir()), folders, strict=True):
-            old.rename(root / new)
-        dense = evaluate(HEADLESS, None, ScoredData(root, task="zero_shot", options=given)).rows[0]
-        assert asked == [f"a photo of a {name}" for name in wanted]
-        assert set(dense) >= {"top1", "cosine"}
-    with pytest.raises(VitrimError, match="the data has numbers: 0, 1; give them in a file, one per line"):
-        evaluate(HEADLESS, None, ScoredData(tmp_path / "0-1", task="zero_shot"))
 
 
 def test_names_are_put_into_sentences_as_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 import tiny
-from full_matrix import cells
-from tiny_training import TINY, recipe, trainer
+from tiny_training import recipe, trainer
 from vitrim.data.load import hold_out
 from vitrim.errors import VitrimError
 from vitrim.loading import load_run
@@ -80,17 +79,6 @@ def test_a_share_is_held_out_and_the_test_images_are_scored_once(
     assert result["test"]["weights"] == "average"
 
 
-@pytest.mark.full  # `test_loop.py` resumes to the same bits
-@pytest.mark.parametrize("stop", cells([3, 6, 8], [3, 8]))
-def test_it_is_resumed_exactly(stop: int, images: Path, tmp_path: Path) -> None:
-    resolved = recipe(**WATCHED, batch_size=6)
-    whole = trainer(resolved, images, tmp_path / "whole").run()
-    trainer(resolved, images, tmp_path / "parts", max_updates=stop).run()
-    assert not (tmp_path / "parts/result.json").exists()
-    parts = trainer(resolved, images, tmp_path / "parts", resume=True).run()
-    assert {**whole, "seconds": 0} == {**parts, "seconds": 0}
-
-
 def test_the_same_images_are_held_out_whatever_the_seed(images: Path) -> None:
     """A run that starts from another's weights must not watch what that was trained on."""
     sets = []
@@ -110,27 +98,12 @@ def test_a_share_that_leaves_nothing(count: int, share: float, left: str) -> Non
         hold_out(count, share)
 
 
-@pytest.mark.slow  # `test_checkpoint.py` refuses other images
-def test_a_run_under_another_share_is_not_resumed(images: Path, tmp_path: Path) -> None:
-    trainer(recipe(**WATCHED, batch_size=6), images, tmp_path, max_updates=2).run()
-    with pytest.raises(VitrimError, match="differs in eval_split"):
-        trainer(recipe(**{**WATCHED, "eval_split": 0.125}, batch_size=6), images, tmp_path, resume=True)
-    with pytest.raises(VitrimError, match="differs in test_split"):
-        trainer(recipe(**{**WATCHED, "test_split": None}, batch_size=6), images, tmp_path, resume=True)
-
-
 def test_no_recipe_of_the_package_watches_test_images() -> None:
     """Only what is measured once, at the end, may be of the part that is reported."""
     for name in recipes():
         found = load_recipe(name).recipe
         assert found.eval_split != "test" or (found.eval_every is None and found.test_split is None), name
         assert found.eval_split != found.test_split or found.eval_split is None, name
-
-
-def test_a_recipe_that_says_nothing_is_as_it_was() -> None:
-    found = recipe().recipe
-    assert "eval_split" not in TINY
-    assert (found.eval_split, found.test_split, found.augment.shuffle) == ("test", None, True)
 
 
 def small() -> nn.Module:
@@ -166,15 +139,6 @@ def test_nothing_else_changes() -> None:
     expected = {f"blocks.{depth}.attn.{name}.weight" for depth in range(2) for name in ("qkv", "proj")}
     assert changed == expected | {"pos_embed"}
     assert torch.equal(model.pos_embed[:, 0], before["pos_embed"][:, 0])  # the class token's
-
-
-def test_it_follows_the_seed() -> None:
-    models = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        models.append(small())
-        mimetic_(models[-1])
-    assert torch.equal(models[0].blocks[1].attn.qkv.weight, models[1].blocks[1].attn.qkv.weight)
 
 
 def test_other_models_are_refused() -> None:

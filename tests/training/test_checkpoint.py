@@ -56,14 +56,6 @@ def stopped(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def whole_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> checkpoint.Snapshot:
-    """What the same run has at its end where nothing stops it."""
-    out = tmp_path_factory.mktemp("whole")
-    trainer(recipe(**RECIPE), images, out).run()
-    return checkpoint.load(checkpoint.latest(out / "checkpoints"))
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     name: str, images: Path, stopped: Path, tmp_path: Path
@@ -79,21 +71,6 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert f"update-00000004 is damaged ({told}" in said[0]
     assert "is not what was written" in said[0]
     assert said[1].endswith("resumed from " + str(newest.with_name("update-00000003")))
-
-
-@pytest.mark.slow
-def test_from_the_one_before_it_comes_to_the_same_end(
-    images: Path, stopped: Path, whole_run: checkpoint.Snapshot, tmp_path: Path
-) -> None:
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    flip(checkpoint.latest(tmp_path / "checkpoints") / FILES[0])
-    run, _ = resumed(images, tmp_path)
-    assert run.update == 3
-    run.signs = None
-    run.run()
-    parts = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints"))
-    for part, tensors in whole_run.tensors.items():
-        assert all(bool((value == parts.tensors[part][key]).all()) for key, value in tensors.items())
 
 
 def test_a_run_without_an_undamaged_checkpoint_is_neither_resumed_nor_overwritten(
@@ -176,13 +153,3 @@ def test_a_run_is_not_resumed_on_as_many_other_images(change: str, images: Path,
     with pytest.raises(VitrimError, match=f"other data: as many images, but those to .*{what}.* have other") as refused:
         trainer(recipe(), other, begun, resume=True)
     assert "\n" not in str(refused.value)
-
-
-def test_a_state_that_was_changed_is_damage(images: Path, tmp_path: Path) -> None:
-    """Also where it can still be read, and every file is as long as it says."""
-    trainer(recipe(**RECIPE), images, tmp_path, save_minutes=0, max_updates=1).run()
-    (path,) = checkpoint.found(tmp_path / "checkpoints")
-    assert checkpoint.damage(path) is None
-    state = path / "state.json"
-    state.write_text(json.dumps({**json.loads(state.read_text()), "seconds": 0.0}))
-    assert checkpoint.damage(path) == "state.json is not what was written: its digest is another one"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cli_runs import exit_code
-from dense_files import mask, photo, save
 from full_matrix import cells
-from killed_runs import killed
-from tiny_dense import BACKBONE, NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_boxes, write_masks
-from vitrim.core.saving import REDUCERS_FILE
+from tiny_dense import NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_masks
 from vitrim.data import Boxes, SegmentationDataset
 from vitrim.data.dense import IGNORED
 from vitrim.data.transforms import geometry_of
@@ -106,53 +101,6 @@ def test_a_batch_is_memorised(task: str, tmp_path: Path) -> None:
     assert last.get("mask_AP", 100) > 50
 
 
-@pytest.mark.slow  # `test_loop.py` resumes to the same bits
-@pytest.mark.parametrize("task", ["segmentation", "detection"])
-def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"epochs": 4, "batch_size": 2, "ema": {"decay": 0.5}, "eval_every": 1.0}
-    watched = data(task, 7)
-    few_proposals(trainer(quick(task, **changes), tmp_path / "whole", watched=watched)).run()
-    for stop in (3, None):
-        few_proposals(
-            trainer(quick(task, **changes), tmp_path / "parts", watched=watched, max_updates=stop, resume=stop is None)
-        ).run()
-    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
-    lines = [(tmp_path / name / "evaluations.jsonl").read_text() for name in ("whole", "parts")]
-    assert lines[0] == lines[1]
-    assert len(lines[0].splitlines()) == 4
-
-
-# in `make test` a classifier is killed (`test_loop.py`), and what is dense is stopped and resumed above
-@pytest.mark.full
-@pytest.mark.parametrize("task", ["segmentation", "detection"])
-def test_a_killed_process_goes_on_to_the_same_bits(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL at whatever update it is when the second checkpoint appears; the routers of Cropr learn, too."""
-    queries = PATCHES[task] if task == "segmentation" else 1
-    changes: dict[str, Any] = {"epochs": 6, "batch_size": 2, "method": PRUNED.format(queries), "eval_split": None}
-    changes["model_options"] = {"depth": 3}
-    if task == "segmentation":
-        changes["data_options"] = {"class_names": list(NAMES)}
-    file = tmp_path / "made.yaml"
-    file.write_text(recipe_text(quick(task, **changes).recipe))
-    source = write_masks(tmp_path / "data") if task == "segmentation" else write_boxes(tmp_path / "data")
-    killed(file, source, tmp_path / "killed")
-    for out, more in (("killed", ["--resume"]), ("whole", [])):
-        arguments = ("train", file, "--data", source, "--out", tmp_path / out, "--device", "cpu", "--threads", "1")
-        assert exit_code(monkeypatch, *arguments, "--log-every", "1", *more) == 0
-    logs = []
-    for out in ("killed", "whole"):
-        with (tmp_path / out / "log.csv").open(newline="") as log:
-            rows = list(csv.DictReader(log))
-        logs.append([{name: value for name, value in row.items() if name != "images_per_second"} for row in rows])
-    assert logs[0] == logs[1]
-    assert len(logs[0]) == 12
-    for name in ("model.safetensors", REDUCERS_FILE):
-        ended, whole = (load_file(tmp_path / out / name) for out in ("killed", "whole"))
-        assert ended.keys() == whole.keys()
-        assert all(torch.equal(value, whole[key]) for key, value in ended.items())
-
-
 @pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("task", TASKS)
@@ -215,20 +163,6 @@ def test_images_without_a_box_leave_no_parameter_without_gradient(options: dict[
     assert not without
 
 
-@pytest.mark.slow
-def test_crops_that_cut_all_boxes_away(tmp_path: Path) -> None:
-    """Enlarged so far that a window seldom meets an object: boxes stay within it, and are as many as labels."""
-    far = {"crop": "jitter", "range": [6.0, 6.0]}
-    run = few_proposals(trainer(quick("detection", dense_augment=far, epochs=4), tmp_path / "run"))
-    batches = list(run._loader(4))
-    every = [objects for _, targets in batches for objects in targets]
-    assert any(len(objects["boxes"]) == 0 for objects in every)
-    for objects in every:
-        assert objects["boxes"].shape == (len(objects["labels"]), 4)
-        assert ((objects["boxes"] >= 0) & (objects["boxes"] <= SIDE)).all()
-    run.run()
-
-
 def test_a_batch_of_ignored_pixels_changes_nothing_but_by_decay(tmp_path: Path) -> None:
     pictures = data("segmentation")
     blank = SegmentationDataset(
@@ -250,12 +184,8 @@ def test_a_batch_of_ignored_pixels_changes_nothing_but_by_decay(tmp_path: Path) 
         ("segmentation", {"mix": {"mixup": 0.8}}, "task segmentation does not mix images: set mix.mixup=0 and mix.cut"),
         ("detection", {"mix": {"cutmix": 1.0}}, "task detection does not mix images: set mix.mixup=0 and mix.cutmix=0"),
         ("detection", {"protocol": {"size": 64}}, "task detection sees whole images, once: leave the protocol out"),
-        ("detection", {"loss": {"name": "pixel_cross_entropy"}}, "unknown loss of detection 'pixel_cross_entropy'"),
-        ("segmentation", {"loss": {"name": "rcnn"}}, "unknown loss of segmentation 'rcnn'"),
-        ("segmentation", {"method": "tome:r=2,last_block=class_token"}, "last_block"),
         ("segmentation", {"method": "patchmerger"}, "patchmerger mixes patches into tokens that belong to none"),
         ("segmentation", {"model_options": {"img_size": [32, 36]}}, "crop of 32 x 36 pixels is no multiple"),
-        ("detection", {"model_options": {"img_size": 70}}, "crop of 70 x 70 pixels is no multiple of the patches of 8"),
     ],
     ids=str,
 )
@@ -270,20 +200,7 @@ def test_what_does_not_fit_is_one_line(task: str, changes: dict[str, Any], messa
     ("model", "task", "message"),
     [
         ("segmentation", "classification", "task classification needs a classifier; this Segmenter is for segment"),
-        ("detection", "multilabel", "task multilabel needs a classifier; this Detector is for detection$"),
-        (
-            "detection",
-            "segmentation",
-            "task segmentation needs a model segmenter:NAME; this Detector is for detection$",
-        ),
-        (
-            "segmentation",
-            "detection",
-            "task detection needs a model vitdet:NAME without masks; this Segmenter is for s",
-        ),
         ("instances", "detection", "vitdet:NAME without masks; this Detector is for instances$"),
-        ("detection", "instances", "vitdet:NAME with model_options.masks=true; this Detector is for detection$"),
-        (None, "segmentation", "needs a model segmenter:NAME; this VisionTransformer is for classification$"),
         (None, "instances", "with model_options.masks=true; this VisionTransformer is for classification$"),
     ],
 )
@@ -310,9 +227,7 @@ def test_a_model_for_another_task_is_refused(model: str | None, task: str, messa
     ("key", "message"),
     [
         ("protocol.windows=3", "unknown option of protocol 'windows'; did you mean 'window'?"),
-        ("dense_augment.flip=1", "unknown option of dense_augment 'flip'; did you mean"),
         ("dense_augment.range=[2,1]", "range is from low to high above 0, not 2 to 1"),
-        ("protocol.mode=slide", "mode slide needs a window"),
         ("schedule.milestones=[1]", "milestones go with shape steps"),
     ],
 )
@@ -373,74 +288,6 @@ def test_what_was_trained_is_evaluated_as_it_was_trained(
     assert merged["tokens_at_end"] < dense["tokens_at_end"]
     assert sum(pruned["gmacs"].values()) < sum(dense["gmacs"].values())
     assert "IoU" not in capsys.readouterr().out.replace("mIoU", "")  # the classes are not in the table
-
-
-@pytest.mark.slow
-def test_scores_of_every_class(finished: Path, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the record and in the result of a run; their mean is what is printed."""
-    (dense,) = compared(monkeypatch, finished, masks, tmp_path / "a.json")["rows"]
-    assert list(dense["classes"]) == ["IoU"]
-    shares = dense["classes"]["IoU"]
-    assert list(shares) == list(NAMES)
-    assert sum(shares.values()) / len(NAMES) == pytest.approx(dense["mIoU"], rel=1e-12)
-    test = json.loads((finished / "result.json").read_text())["test"]
-    assert test["classes"] == {"IoU": {name: 100 * share for name, share in shares.items()}}
-
-
-@pytest.mark.slow
-def test_the_protocol_can_be_changed(
-    finished: Path, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (own,) = compared(monkeypatch, finished, masks, tmp_path / "a.json")["rows"]
-    (larger,) = compared(monkeypatch, finished, masks, tmp_path / "b.json", "--protocol", "size=64")["rows"]
-    assert (own["tokens_at_end"], larger["tokens_at_end"]) == (1 + 6 * 6, 1 + 8 * 8)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            ["--data-option", 'class_names=["a","b"]'],
-            r"classes \(a, b\) are none of the model's \(ground, red, blue",
-        ),
-        (["--data-option", "num_classes=4", "--data-option", "class_names=null"], "has 4 classes and the model 3"),
-        (
-            ["--data-option", "class_names=[a,b]"],
-            r"class_names=\[a,b\] is no list of names; write e.g. class_names='\[",
-        ),
-        (["--data-option", "num_classes=many"], "num_classes=many: must be a whole number"),
-        (["--task", "detection"], "unknown task of Segmenter 'detection'.* valid: segmentation"),
-    ],
-)
-def test_data_that_is_not_for_the_model(
-    given: list[str],
-    message: str,
-    finished: Path,
-    masks: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ("eval", f"run:{finished}", "--data", masks, "--split", "test", "--device", "cpu", *given)
-    assert exit_code(monkeypatch, *arguments) == 2
-    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
-    assert re.search(message, line)
-
-
-@pytest.mark.slow
-def test_images_of_several_sizes_are_no_batch_unless_they_are_resized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, size in (("a", (40, 32)), ("b", (32, 48))):
-        for kind, picture in (("images", photo(0, size)), ("masks", mask([0, 1], size=size))):
-            save(tmp_path / kind / "val" / f"{name}.png", picture)
-    options = {**BACKBONE, "img_size": 32}
-    arguments: list[Any] = ["eval", "segmenter:vit_tiny_patch16_224", "--data", f"masks:{tmp_path}", "--device", "cpu"]
-    arguments += [f"--model-option={key}={value}" for key, value in {**options, "num_classes": 2}.items()]
-    arguments += ["--data-option", "num_classes=2"]
-    assert exit_code(monkeypatch, *arguments) == 2
-    assert "images of 2 sizes (32 x 40, 48 x 32) are no batch: evaluate them one by one (" in capsys.readouterr().err
-    for more in (["--batch-size", "1"], ["--protocol", "size=32"]):
-        assert exit_code(monkeypatch, *arguments, *more) == 0
 
 
 def test_scores_of_classes_without_objects_are_null(tmp_path: Path) -> None:

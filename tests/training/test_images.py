@@ -32,20 +32,6 @@ from vitrim.training.recipe import Augment
 RGB = Geometry((16, 24), (0.5,) * 3, (0.25,) * 3)
 
 
-@golden_files.cases(["training/losses_metrics_a"], arrays=("rasampler/*",))
-def test_repeated_augmentation_matches_the_reference(ref: golden_files.Reference) -> None:
-    order = epoch_order(1000, 2, repeats=3)
-    for rank in range(2):
-        ref.check(f"rasampler/n1000_w2_r{rank}", order[rank::2], torch.Tensor.tolist)
-
-
-@golden_files.cases(["training/losses_metrics_a"], arrays=("rasampler_noshuffle/*",))
-def test_repeated_augmentation_without_shuffling_matches_the_reference(ref: golden_files.Reference) -> None:
-    order = epoch_order(1000, 2, repeats=3, shuffle=False)
-    for rank in range(2):
-        ref.check(f"rasampler_noshuffle/n1000_w2_r{rank}", order[rank::2], torch.Tensor.tolist)
-
-
 @golden_files.cases(
     [
         (golden_files.Part("training/losses_metrics_a", (f"{key}/*",)), key, shuffle)
@@ -184,13 +170,9 @@ def test_a_margin_wider_than_the_image_is_refused() -> None:
 
 OVERLAYS = [
     ({"std": [0, 0, 0]}, r"std is 3 numbers above 0, one per channel, not \[0, 0, 0\]"),
-    ({"std": [0.5, 0.5, -0.5]}, "std is 3 numbers above 0"),
     ({"mean": [0]}, r"mean is 3 numbers, one per channel, not \[0\]"),
-    ({"mean": 0.5}, "mean is 3 numbers"),
     ({"mean": [0, 0, float("nan")]}, "mean is 3 numbers"),
-    ({"std": ["a", "b", "c"]}, "std is 3 numbers above 0"),
     ({"interpolation": "bicubik"}, "unknown interpolation 'bicubik'; valid: bicubic"),
-    ({"interpolation": ["bicubic"]}, "unknown interpolation"),
 ]
 
 

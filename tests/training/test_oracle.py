@@ -168,22 +168,6 @@ def test_an_image_is_changed_in_another_way_in_every_epoch() -> None:
     assert Seeded(Draws(), seed=4)[Place(0, 0, 0)] != drawn[0]
 
 
-@pytest.mark.slow
-def test_every_update_draws_for_itself(images: Path, tmp_path: Path) -> None:
-    """Mixing and drop path of an update, and of a part of it, are not those of the one before."""
-    run = trainer(recipe(**{**RUN, "micro_batch": 4, "eval_split": None}), images, tmp_path, max_updates=UPDATES)
-    drawn: list[tuple[float, ...]] = []
-
-    def mixer(mixed: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-        return mixed, F.one_hot(targets, 3).float()
-
-    run.learner.mixer = mixer
-    run.run()
-    assert len(drawn) == 2 * UPDATES
-    assert all(len(set(column)) == 2 * UPDATES for column in zip(*drawn, strict=True))
-
-
 def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) -> None:
     """The average, which after a few updates knows less than the weights themselves."""
     changes = {
@@ -212,12 +196,6 @@ def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_what_is_evaluated_without_an_average_is_the_model(images: Path, tmp_path: Path) -> None:
-    run = trainer(recipe(eval_every=None), images, tmp_path)
-    assert run.run()["last"]["weights"] == "model"
-
-
-@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scores", "best"),
@@ -235,21 +213,3 @@ def test_the_best_is_the_largest_number(
     assert result["last"] == rows[-1]
     assert result["best"]["top1"] == best
     assert result["best"]["update"] == scores.index(best)
-
-
-@pytest.mark.slow
-def test_micro_batches_make_the_update_of_the_whole_batch(images: Path, tmp_path: Path) -> None:
-    """With plain gradient descent, whose step is as long as the gradient."""
-    changes = {"augment": {"crop": "squash", "hflip": 0.0}, "optimizer": {"name": "momentum", "lr": 0.1}}
-    changes["optimizer"]["momentum"] = 0.0
-    changes |= {"schedule": {"warmup_epochs": 0}, "eval_split": None}
-    found = []
-    for micro in (None, 4, 2):
-        run = trainer(recipe(**changes, micro_batch=micro), images, tmp_path / str(micro), max_updates=1)
-        before = {name: value.detach().clone() for name, value in run.learner.model.named_parameters()}
-        run.run()
-        found.append({name: value.detach() - before[name] for name, value in run.learner.model.named_parameters()})
-    assert max(float(change.abs().max()) for change in found[0].values()) > 1e-3
-    for other in found[1:]:
-        for name, change in found[0].items():
-            torch.testing.assert_close(other[name], change, rtol=1e-3, atol=1e-6)

@@ -107,9 +107,7 @@ def test_a_recipe_that_is_its_own_base(write, ring: list[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"epoch": 3}, "unknown option of recipe 'epoch'; did you mean 'epochs'?"),
         ({"optimizer": {"weight_decy": 0}}, "unknown option of optimizer 'weight_decy'; did you mean 'weight_decay'?"),
-        ({"ema": {"decy": 0.5}}, "unknown option of ema 'decy'; did you mean 'decay'?"),
         ({"ramps": [{"option": "r", "start": 0, "stop": 1, "end_epoch": 1, "shap": "step"}]}, "did you mean 'shape'?"),
         ({"mix": {"zzz": 1}}, "unknown option of mix 'zzz'; valid: cutmix, mixup, probability, switch"),
     ],
@@ -126,13 +124,14 @@ def test_what_every_recipe_must_say(key: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "epochs=0", "epochs=-1", "batch_size=0", "seed=-1", "eval_every=0", "augment.hflip=1.5", "augment.erase=-0.1",
-        "augment.repeats=0", "mix.mixup=-1", "loss.smoothing=1", "loss.name=focal", "optimizer.lr=-1e-4",
-        "optimizer.layer_decay=0", "optimizer.clip=0", "optimizer.backbone=half", "schedule.warmup_epochs=-1",
-        "ema.decay=1", "teacher=self", "precision=int8", "augment.scale=[1]", "trainable=3",
+        "epochs=0",
+        "augment.hflip=1.5",
+        "loss.smoothing=1",
+        "optimizer.layer_decay=0",
+        "teacher=self",
         "switches=[{option: r, value: 1, epoch: 0}]",
     ],
-)  # fmt: skip
+)
 def test_values_out_of_range(write, change: str) -> None:
     path = write("mine", "model: test_vit\nepochs: 1")
     text = message(load_recipe, path, [change])
@@ -160,11 +159,7 @@ def test_a_name_that_no_recipe_has() -> None:
     assert message(load_recipe, "nowhere/mine.yaml") == "no recipe file nowhere/mine.yaml"
 
 
-def test_a_base_that_there_is_not(write) -> None:
-    assert "unknown recipe 'evit_deit_smal'" in message(load_recipe, write("mine", "base: evit_deit_smal"))
-
-
-@pytest.mark.parametrize("text", ["- a\n- b", "", "just words", "epochs: [1", "a: b: c", "\tepochs: 1"])
+@pytest.mark.parametrize("text", ["- a\n- b", "", "epochs: [1"])
 def test_files_that_are_no_recipe(write, text: str) -> None:
     assert "mine.yaml" in message(load_recipe, write("mine", text))
 
@@ -181,20 +176,13 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "key", "value"),
     [
-        ("optimizer.lr=1e-4", "optimizer.lr", 1e-4),
         ("optimizer.lr=1.5E-4", "optimizer.lr", 1.5e-4),
-        ("epochs=5", "epochs", 5),
         ("epochs=0.5", "epochs", 0.5),
         ("micro_batch=null", "micro_batch", None),
         ("optimizer.betas=[0.9, 0.95]", "optimizer.betas", [0.9, 0.95]),
-        ("optimizer.betas=null", "optimizer.betas", None),
         ('trainable=["*.reducer.*", "head.*"]', "trainable", ["*.reducer.*", "head.*"]),
-        ("model_options.img_size=336", "model_options.img_size", 336),
-        ("model_options.init_values=1e-5", "model_options.init_values", 1e-5),
-        ("objective.weights=[1, 2, 0.5, 0.5]", "objective.weights", [1, 2, 0.5, 0.5]),
         ("optimizer.decay_all=true", "optimizer.decay_all", True),
         ("method=topk:keep_rate=0.5,blocks=[3,6,9]", "method", "topk:keep_rate=0.5,blocks=[3,6,9]"),
-        ("eval_split=null", "eval_split", None),
     ],
 )
 def test_changes_of_every_kind(write, change: str, key: str, value: object) -> None:
@@ -229,11 +217,6 @@ def test_a_change_that_is_no_yaml(write) -> None:
     assert "it is not valid YAML" in message(load_recipe, path, ["trainable=*.reducer.*"])  # * starts an alias
 
 
-@pytest.mark.parametrize("change", ["epoch=3", "optimizer.rl=1e-3", "optimizer.lr.x=1", "optimizer=3", "mix=[1]"])
-def test_a_change_of_what_there_is_not(write, change: str) -> None:
-    assert "mine" in message(load_recipe, write("mine", "model: test_vit\nepochs: 1"), [change])
-
-
 KEYS = st.sampled_from(
     [*Recipe.model_fields, "optimizer.lr", "mix.mixup", "ema.decay", "augment.scale", "ramps", "x.y"]
 )
@@ -264,13 +247,6 @@ def test_changes_are_taken_or_refused_in_one_line(tmp_path: Path, pairs: list[tu
 def test_numbers_arrive_as_they_are_written(lr: float) -> None:
     for text in (repr(lr), f"{lr:.17e}"):
         assert load_recipe("deit_small", [f"optimizer.lr={text}"]).recipe.optimizer.lr == lr
-
-
-def test_loading_twice_gives_the_same_and_shares_nothing() -> None:
-    first, second = load_recipe("evit_deit_small"), load_recipe("evit_deit_small")
-    assert first == second
-    first.recipe.model_options["img_size"] = 384
-    assert "img_size" not in load_recipe("evit_deit_small").recipe.model_options
 
 
 def test_recipes_cannot_be_changed_in_place() -> None:
@@ -315,15 +291,10 @@ def test_null_takes_all_options_of_the_base_away_and_merge_keys_are_read(tmp_pat
     ("text", "said"),
     [
         ("objective: &a {b: *a}", "mine: a section lies within itself"),
-        ("trainable: &a [*a]", "must be a text"),
         (f"objective: {{a: {'[' * 1000}{']' * 3000}}}", "maximum recursion depth exceeded"),
         ("seed: 2020-99-99", "month must be in 1..12"),
-        ("? &k [*k]\n: 1", "recursive node"),
         ("base: ../other", "base is the name of a recipe"),
-        ("base: [1, 2]", "base is the name of a recipe"),
-        ("base: ''", "base is the name of a recipe"),
         ("base: list", "list.yaml is not a recipe"),
-        ("base: table", "unknown option of mine 'table'"),
     ],
 )
 def test_files_that_are_broken_are_refused_in_one_short_line(write, text: str, said: str) -> None:
@@ -338,13 +309,11 @@ def test_files_that_are_broken_are_refused_in_one_short_line(write, text: str, s
     ("change", "said"),
     [
         ("augment.repeats=1000000", "augment.repeats=1000000: must be at most 1000"),
-        ("augment.interpolation=bicubik", "augment.interpolation"),
         ("schedule.cooldown_epochs=1e300", "must be at most 10000000"),
         ("schedule.warmup_epochs=1e300", "must be at most 10000000"),
         ("optimizer.freeze_epochs=1e300", "must be at most 10000000"),
         ("eval_split=[1]", "expected the name of a part of the data"),
         ("eval_split=1", "eval_split=1: a share of the training images is above 0 and below 1"),
-        ("eval_split=true", "must be a number or a word"),
     ],
 )
 def test_changes_far_out_of_range_are_refused_in_one_short_line(write, change: str, said: str) -> None:

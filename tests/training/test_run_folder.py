@@ -109,15 +109,6 @@ def test_two_runs_of_one_process(images: Path, tmp_path: Path) -> None:
     assert not (out / LOCK).exists()
 
 
-def test_a_finished_run_is_not_overwritten_by_one_that_was_set_up_before(images: Path, tmp_path: Path) -> None:
-    first, second = (trainer(recipe(epochs=1), images, tmp_path) for _ in range(2))
-    first.run()
-    weights = (tmp_path / "model.safetensors").read_bytes()
-    with pytest.raises(VitrimError, match="another run has just been at work"):
-        second.run()
-    assert (tmp_path / "model.safetensors").read_bytes() == weights
-
-
 def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl = pytest.importorskip("fcntl")
 

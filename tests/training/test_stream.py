@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from image_files import plain_images, write_plain
 from tiny_training import CLASSES, PER_CLASS, recipe, trainer
@@ -39,23 +38,6 @@ def tables(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for part in range(parts):
             table.shard(parts, part).to_parquet(folder / f"{split}-{part}.parquet")
     return folder
-
-
-def losses(out: Path) -> list[str]:
-    """The loss of every update, as it was written."""
-    return [line.split(",")[2] for line in (out / "log.csv").read_text().splitlines()[1:]]
-
-
-@pytest.mark.slow  # `test_loop.py` resumes to the same bits; the order of a stream is checked above
-def test_a_streamed_run_resumes_to_the_same_bits_and_reads_in_other_processes(tables: Path, tmp_path: Path) -> None:
-    resolved = recipe(stream=True, ema={"decay": 0.9})
-    result = trainer(resolved, tables, tmp_path / "whole").run()
-    assert (result["updates"], result["last"]["update"]) == (9, 9)
-    trainer(resolved, tables, tmp_path / "parts", max_updates=4).run()  # within an epoch
-    trainer(resolved, tables, tmp_path / "parts", resume=True, workers=1).run()
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all((parts[name] == value).all() for name, value in whole.items())
 
 
 def test_a_stream_may_keep_the_order_of_its_table(tables: Path, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ def test_only_the_validation_images(tmp_path):
     ("files", "split", "message"),
     [
         (["a/0.JPEG"], None, r"^imagenet:.* has neither a folder train nor a folder val$"),
-        (["train/n00000001/0.JPEG", "val/n00000001/0.JPEG"], None, r"several splits in imagenet:.*: train, val; name"),
         (["train/n00000001/0.JPEG"], "test", r"unknown split 'test' in imagenet:.*; valid: train$"),
         (["val/ILSVRC2012_val_00000001.JPEG"], None, r"images lie directly in .*val: sort them into one folder per cl"),
         (["val/n00000001/0.JPEG", "val/cat/0.JPEG"], None, r"folders in .*val are not named by WordNet ids .*: cat$"),
@@ -42,18 +41,6 @@ def test_what_does_not_serve(tmp_path, files, split, message):
     with pytest.raises(DataError, match=message) as caught:
         load_images(f"imagenet:{tmp_path}", split=split)
     assert "\n" not in str(caught.value)
-
-
-def test_an_empty_class(tmp_path):
-    write_tree(tmp_path, "train/n00000001/0.JPEG")
-    (tmp_path / "train" / "n00000000").mkdir()
-    with pytest.raises(DataError, match=r"class folder .*n00000000 holds no images"):
-        load_images(f"imagenet:{tmp_path}")
-
-
-def test_no_such_folder(tmp_path):
-    with pytest.raises(DataError, match="does not exist: there is no 'imgnet'"):
-        load_images(f"imagenet:{tmp_path / 'imgnet'}")
 
 
 FLAT = [f"val/ILSVRC2012_val_{number:08}.JPEG" for number in (1, 2, 3, 4)]
@@ -122,7 +109,6 @@ def test_a_file_of_labels_elsewhere(tmp_path):
     [
         ("kaggle", lambda root: write_tree(root, "val/a.JPEG"), r"^1 of 5 images in .*val are in no line: a.JPEG$"),
         ("kaggle", lambda root: write_tree(root, "val/n00000001/a.JPEG"), r"val has images and folders \(n00000001\)"),
-        ("kaggle", lambda root: write_tree(root, "train/a.JPEG"), r"^images lie directly in .*train: sort them"),
         (
             "kaggle",
             lambda root: (root / "LOC_val_solution.csv").write_text("a,b\nILSVRC2012_val_00000001,cat 1 2 3 4\n"),
@@ -133,7 +119,6 @@ def test_a_file_of_labels_elsewhere(tmp_path):
             lambda root: next(root.glob("*/data/meta.mat")).unlink(),
             r"own numbers: put its meta.mat beside it$",
         ),
-        ("devkit", lambda root: next(root.glob("*/data/meta.mat")).write_bytes(b"no"), r"^cannot read .*meta.mat: "),
         (
             "devkit",
             lambda root: savemat(next(root.glob("*/data/meta.mat")), {"synsets": [1.0]}),
