@@ -27,6 +27,12 @@ def load() -> Any:
 count = load()
 
 
+def test_a_name_of_a_class_or_type_means_one_thing(tmp_path: Path) -> None:
+    texts = {tmp_path / "a.py": "Grid = tuple[int, int]", tmp_path / "b.py": "class _Grid: ..."}
+    assert set(count.shared_names(texts)) == {"Grid"}
+    assert count.shared_names(count.sources(PACKAGE)) == {}
+
+
 @pytest.mark.slow  # reads every file
 def test_every_measure_has_a_value() -> None:
     measures = dict(count.rows(PACKAGE, walks=False))

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from vitrim.core.plan import Preprocessing
     from vitrim.tasks.options import Protocol
 
-Options = dict[str, Any]
-Creator = Callable[[str, bool, Options], "nn.Module"]
+ModelOptions = dict[str, Any]
+Creator = Callable[[str, bool, ModelOptions], "nn.Module"]
 
 PIXELS, WIDTH = 2**14, 2**18
 SIZES: dict[str, tuple[int, int]] = {
@@ -63,7 +63,7 @@ def create_model(
     *,
     pretrained: bool = False,
     checkpoint: str | Path | None = None,
-    options: Options | None = None,
+    options: ModelOptions | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
     """Create the model ``name`` in eval mode, with random, pretrained or local weights.
@@ -123,7 +123,7 @@ class Origin(NamedTuple):
 
     name: str
     weights: str
-    options: Options
+    options: ModelOptions
     learned: Path | None
     edits: int
 
@@ -135,7 +135,7 @@ def _edits(model: nn.Module) -> int:
 
 
 def _created(
-    name: str, create: Creator, own_name: str, pretrained: bool, options: Options, device: str | torch.device
+    name: str, create: Creator, own_name: str, pretrained: bool, options: ModelOptions, device: str | torch.device
 ) -> nn.Module:
     """Create the library's model, and turn its errors into one line."""
     import torch
@@ -182,7 +182,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
         raise VitrimError(f"{name}: {key}={value} must be a number from 0 to 1")
 
 
-def _check_fit(name: str, options: Options, device: torch.device) -> None:
+def _check_fit(name: str, options: ModelOptions, device: torch.device) -> None:
     """Refuse a model that exceeds the memory or fails on its images, tested on the meta device."""
     import torch
 
@@ -258,7 +258,7 @@ def creator(name: str) -> tuple[Creator, str]:
     return LIBRARIES[library], rest
 
 
-def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+def timm_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
     import timm
 
     _check_timm_name(name)
@@ -322,7 +322,7 @@ def model_modules() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+def torchvision_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
     """A model of torchvision, with the transform of its default weights as `eval_transform`."""
     models = _import("torchvision.models")
     if name not in models.list_models():
@@ -346,7 +346,7 @@ def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Modul
     return model  # type: ignore[no-any-return]
 
 
-def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+def hf_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
     """A Hugging Face model: from the folder ``name``, with its weights if it has any, or by its name on the Hub."""
     import torch
 
@@ -385,7 +385,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     return model
 
 
-def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+def open_clip_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
     """A model of open_clip with both towers: by name, from a folder with ``open_clip_config.json``, or from the Hub.
 
     Its ``tokenizer_name`` is the argument for `open_clip.get_tokenizer`.
@@ -443,7 +443,7 @@ def check_hub(name: str, files: Sequence[str]) -> None:
         ) from error
 
 
-def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.Module:
+def dense_model(kind: str, name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
     """A dense head, ``segmenter`` or ``vitdet``, on the model ``name`` of any library."""
     from vitrim.models.dense import KINDS
 
@@ -451,7 +451,7 @@ def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.
     return KINDS[kind](partial(create, own_name), pretrained, options)
 
 
-def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+def reference_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
     from vitrim.models.references import folder
 
     return load_run(folder(name), **options)
@@ -493,12 +493,12 @@ class _RunRecipe(Stored):
     """What is read of the recipe of a run."""
 
     model: str
-    model_options: Options | None = None
-    data_options: Options | None = None
-    protocol: Options | None = None
+    model_options: ModelOptions | None = None
+    data_options: ModelOptions | None = None
+    protocol: ModelOptions | None = None
 
 
-def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Protocol, Options]:
+def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Protocol, ModelOptions]:
     """The evaluation protocol and the data options of a model's recipe; defaults if it has none.
 
     Args:
@@ -720,7 +720,7 @@ class Loaded:
     model: nn.Module
     name: str
     weights: str
-    options: Options
+    options: ModelOptions
     learned: Path | None
 
     @cached_property

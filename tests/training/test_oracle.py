@@ -27,7 +27,7 @@ from tiny_training import recipe, trainer
 from vitrim.data import eval_transform
 from vitrim.data.transforms import Geometry, geometry_of
 from vitrim.training import checkpoint
-from vitrim.training.images import Place, Seeded, TrainTransform
+from vitrim.training.images import ImagePlace, Seeded, TrainTransform
 from vitrim.training.recipe import Augment
 
 MEAN, STD = (0.2, 0.4, 0.6), (0.9, 0.7, 0.3)
@@ -162,10 +162,10 @@ def test_an_image_is_changed_in_another_way_in_every_epoch() -> None:
             return random.random(), float(np.random.rand()), float(torch.rand(()))
 
     data = Seeded(Draws(), seed=3)
-    drawn = [data[Place(0, epoch, position)] for epoch in range(4) for position in range(4)]
+    drawn = [data[ImagePlace(0, epoch, position)] for epoch in range(4) for position in range(4)]
     assert len(set(drawn)) == 16
     assert all(len(set(column)) == 16 for column in zip(*drawn, strict=True))
-    assert Seeded(Draws(), seed=4)[Place(0, 0, 0)] != drawn[0]
+    assert Seeded(Draws(), seed=4)[ImagePlace(0, 0, 0)] != drawn[0]
 
 
 def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) -> None:

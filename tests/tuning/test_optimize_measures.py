@@ -22,7 +22,7 @@ from vitrim.measure.store import Store
 from vitrim.tasks import make_task
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize_race import Candidate, Race
-from vitrim.tuning.proxy import DatasetImages, Part
+from vitrim.tuning.proxy import DatasetImages, Third
 
 COUNT = 33
 METHOD = "topk:keep_rate=0.4,blocks=[0]"
@@ -98,7 +98,7 @@ def test_methods_race_on_the_first_third_alone(dataset: TensorDataset, race: Rac
 
 @pytest.mark.parametrize(("part", "first"), [("search", 0), ("selection", 1), ("check", 2)])
 def test_files_are_scored_on_the_third_that_is_asked_for(
-    part: Part, first: int, dataset: TensorDataset, race: Race
+    part: Third, first: int, dataset: TensorDataset, race: Race
 ) -> None:
     places = list(range(first, COUNT, 3))
     engine = race.engines[0]

@@ -16,7 +16,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.store import Store
 from vitrim.tuning.cost import Cost
 from vitrim.tuning.halving import Evaluator
-from vitrim.tuning.proxy import Part, Scores
+from vitrim.tuning.proxy import Scores, Third
 from vitrim.tuning.result import Result, Target
 from vitrim.tuning.search import Search
 from vitrim.tuning.space import Space
@@ -60,11 +60,11 @@ class Noisy:
     def __init__(self, noise: float, seed: int = 0, images: int = 64) -> None:
         self.noise, self.seed, self.count = noise, seed, images
 
-    def images(self, part: Part) -> int:
+    def images(self, part: Third) -> int:
         return self.count
 
     def __call__(
-        self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int, *seen: Any
+        self, configs: Sequence[vitrim.MethodConfig], part: Third, start: int, stop: int, *seen: Any
     ) -> list[Scores]:
         found: list[Scores] = []
         for config in configs:

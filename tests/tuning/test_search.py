@@ -16,7 +16,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.store import Store
 from vitrim.tuning.cost import Cost, within
 from vitrim.tuning.halving import Evaluator, halve
-from vitrim.tuning.proxy import Part, Scores
+from vitrim.tuning.proxy import Scores, Third
 from vitrim.tuning.result import Result, Target, Trial
 from vitrim.tuning.search import Search
 from vitrim.tuning.space import Space
@@ -60,16 +60,16 @@ class Simulated:
         self.damage, self.noise, self.seed, self.count = damage, noise, seed, images
         self.calls = 0
 
-    def images(self, part: Part) -> int:
+    def images(self, part: Third) -> int:
         return self.count
 
     def __call__(
-        self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int, *seen: Any
+        self, configs: Sequence[vitrim.MethodConfig], part: Third, start: int, stop: int, *seen: Any
     ) -> list[Scores]:
         self.calls += len(configs)
         return [self._scores(config, part, start, stop) for config in configs]
 
-    def _scores(self, config: vitrim.MethodConfig, part: Part, start: int, stop: int) -> Scores:
+    def _scores(self, config: vitrim.MethodConfig, part: Third, start: int, stop: int) -> Scores:
         # str keys of a process differ from run to run: the noise follows from the tokens instead
         key = [self.seed, len(part), *(SPACE.counts(config) or [])]
         own = np.random.default_rng(key).normal(0.0, self.noise, self.count)
@@ -182,7 +182,7 @@ def test_pure_noise_gives_the_constant_schedule() -> None:
 
 def test_a_gain_in_the_proxy_that_costs_kl_is_not_returned() -> None:
     class Two(Simulated):
-        def _scores(self, config: vitrim.MethodConfig, part: Part, start: int, stop: int) -> Scores:
+        def _scores(self, config: vitrim.MethodConfig, part: Third, start: int, stop: int) -> Scores:
             values = super()._scores(config, part, start, stop)["feature"]
             return {"feature": values, "kl": -values}
 
@@ -280,7 +280,7 @@ class Listed(Simulated):
         super().__init__(planted, 0.0, images=len(damages[0]))
         self.damages = damages
 
-    def _scores(self, config: vitrim.MethodConfig, part: Part, start: int, stop: int) -> Scores:
+    def _scores(self, config: vitrim.MethodConfig, part: Third, start: int, stop: int) -> Scores:
         return {"feature": np.array(self.damages[config.r][start:stop], dtype=np.float32)}  # type: ignore[attr-defined]
 
 

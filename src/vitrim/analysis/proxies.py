@@ -12,16 +12,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitrim.analysis.family import TableRow, Tables, names_of
 from vitrim.analysis.figures import styles
 from vitrim.analysis.record import Record
-from vitrim.analysis.statistics import spearman_kendall
+from vitrim.analysis.statistics import Floats, spearman_kendall
 from vitrim.plots.charts import short
 from vitrim.style import SMALL, TEXT, names_below, panels
-
-Floats = NDArray[np.float64]
 
 FEWEST_PAIRS = 4
 """Fewest points for a rank correlation; with three points, every order is likely."""

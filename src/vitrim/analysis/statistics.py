@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.errors import VitrimError
 
+Floats = NDArray[np.float64]
+
 DRAWS = 1000
 ENDS = (0.025, 0.975)
 """Quantiles at the ends of an interval."""

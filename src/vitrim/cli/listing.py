@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitrim.core.host import Host
     from vitrim.core.plan import Head
 
-Rows = Sequence[dict[str, Any]]
+ListedRows = Sequence[dict[str, Any]]
 
 YES, SUBSTITUTE, REFUSED = "work", "work with score=column_mean", "refused"
 HEADS: dict[Head, str] = {
@@ -134,13 +134,13 @@ def selectors() -> list[dict[str, Any]]:
     ]
 
 
-def titles(rows: Rows) -> list[str]:
+def titles(rows: ListedRows) -> list[str]:
     """Footnotes: each method in a sentence, and its paper; too wide for columns."""
     first = "start with: the methods to try first, untrained or with training under the method (docs/choosing.md)"
     return [first] + [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
 
 
-def papers(rows: Rows) -> list[str]:
+def papers(rows: ListedRows) -> list[str]:
     return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
 
 
@@ -181,7 +181,7 @@ def fit(method: str, head: Head) -> str:
     return f"{REFUSED}, since it {str(misfit(config, head)).partition(';')[0]}"
 
 
-def heads(rows: Rows) -> list[str]:
+def heads(rows: ListedRows) -> list[str]:
     """Footnotes: for each kind of head, the methods that work, need an option, or are refused."""
     from vitrim.core.registry import vision_languages
     from vitrim.core.tables import missing_libraries, not_yet
@@ -314,8 +314,8 @@ class Listing(NamedTuple):
     meaning: str
     title: str
     columns: dict[str, str]
-    collect: Callable[[], Rows]
-    footnotes: Callable[[Rows], list[str]] = lambda rows: []
+    collect: Callable[[], ListedRows]
+    footnotes: Callable[[ListedRows], list[str]] = lambda rows: []
 
 
 LISTS = {
@@ -387,7 +387,7 @@ LISTS = {
 }
 
 
-def _table(title: str, columns: dict[str, str], rows: Rows) -> Table:
+def _table(title: str, columns: dict[str, str], rows: ListedRows) -> Table:
     def text(value: str | bool | list[str]) -> str:
         if isinstance(value, bool):
             return "yes" if value else "-"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vitrim.measure.inputs import DataSpec, ScoredData
 
 METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
-Methods = Annotated[list[str], METHOD]
+MethodTexts = Annotated[list[str], METHOD]
 MethodsBesideDense = Annotated[list[str] | None, METHOD]
 MAX_BATCH = 2**20
 MAX_SEED = 2**63 - 1

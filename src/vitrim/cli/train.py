@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Setup):
+class RunOptions(Setup):
     out: Annotated[Path, typer.Option(help="folder of checkpoints, logs and weights")] = Path("runs/train")
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint in --out")] = False
     workers: Workers = 0
@@ -68,7 +68,7 @@ def train(
     ] = None,
     named: RecipeOptions,
     data: Annotated[str | None, typer.Option(help="as for eval; the recipe names the splits")] = None,
-    how: Run,
+    how: RunOptions,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="start from this file (safetensors or .pth), or the folder of a finished run"),

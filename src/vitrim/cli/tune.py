@@ -15,7 +15,7 @@ from vitrim.progress import is_first_process, progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyModel(Model):
+class TunedModel(Model):
     name: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")] = ""
 
 
@@ -52,7 +52,7 @@ class SearchSetup(Setup):
     out: Annotated[Path, typer.Option(help="folder for the results and study.jsonl")] = Path("tuned")
     resume: Annotated[bool, typer.Option("--resume", help="continue the study in --out, if any")] = False
 
-    def check_options(self, model: AnyModel, data: Data) -> None:
+    def check_options(self, model: TunedModel, data: Data) -> None:
         aims = [f"--{name}" for name in ("target", "front", "grid") if getattr(self, name) is not None]
         if self.train is not None and aims != ["--grid"]:
             raise VitrimError(
@@ -89,7 +89,7 @@ def refuse(group: Setup, what: str, *names: str) -> None:
         raise VitrimError(f"{', '.join(options)} {verb} {what}: leave {rest} out")
 
 
-def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, output: Output) -> None:
+def tune(*, model: TunedModel, data: Data, how: SearchSetup, machine: Machine, output: Output) -> None:
     """Find the value per block that damages a model least at a target. Use it as -m @tuned/best.json.
 
     A third of the images each is for search, selection and check. The result must beat a constant value on the last.

@@ -27,7 +27,7 @@ from vitrim.core.tokens import STAMP, Call, Note, TokenState, Trace, product_dty
 from vitrim.errors import UnsupportedModelError, VitrimError
 
 Site = Literal["before", "query", "between", "after"]
-Step = tuple[Tensor, TokenState]
+StepOutput = tuple[Tensor, TokenState]
 C = TypeVar("C", bound=MethodConfig)
 M = TypeVar("M", bound=nn.Module)
 
@@ -139,14 +139,14 @@ class Reducer(nn.Module, Generic[C]):
             return None
         return self.assign(x, cast(Attention, attention), state)
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         """Reduce ``x`` (B, N, C) if ``site`` is its own. Called at ``before``, ``between`` and ``after``."""
         if site != self.site:
             return x, state
         assignment = self(x, attention, state)
         return (x, state) if assignment is None else self.carry_out(assignment, x, state)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> StepOutput:
         """Move the tokens ``x`` (B, N, C) as `assign` decided. Override it to change the tokens that come out."""
         return assignment.apply(x, state)
 
@@ -205,7 +205,7 @@ class Idle(Reducer[C]):
     def spares_block(self) -> bool:
         return True
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         return x, state
 
 
@@ -298,7 +298,7 @@ class ReducedBlock(nn.Module):
 
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
-    def step(self, x: Tensor, state: TokenState, given: Any = None) -> Step:
+    def step(self, x: Tensor, state: TokenState, given: Any = None) -> StepOutput:
         """One block as a pure function of tokens (B, N, C) and their state.
 
         If the head reads only the first ``head_rows`` tokens, the last block computes no others, and decides nothing at
@@ -369,7 +369,7 @@ class ReducedBlock(nn.Module):
             x, state = state.bring_back(x)
         return self.outgoing(*self.step(x, state, given))
 
-    def receive(self, x: Tensor, state: TokenState, given: Any) -> Step:
+    def receive(self, x: Tensor, state: TokenState, given: Any) -> StepOutput:
         """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
         if state.held is not None:
             return state.held, replace(state, held=None)

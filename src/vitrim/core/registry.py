@@ -40,11 +40,11 @@ L = TypeVar("L", bound=Library)
 R = TypeVar("R")
 S = TypeVar("S", bound=Selector)
 
-Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
+ReducerFor = Callable[[Any, Layer], type[Reducer[Any]] | None]
 """Maps a config and a layer to the class of its reducer; None where the method does nothing."""
 
 _METHODS: dict[str, type[MethodConfig]] = {}
-_REDUCERS: dict[type[MethodConfig], type[Reducer[Any]] | Choice] = {}
+_REDUCERS: dict[type[MethodConfig], type[Reducer[Any]] | ReducerFor] = {}
 _SELECTORS: dict[str, type[Selector]] = {}
 
 
@@ -124,7 +124,7 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
     if isinstance(found, type) and issubclass(found, Reducer):
         kind = found if found.everywhere or layer.amount is not None else None
     else:
-        kind = cast(Choice, found)(config, layer)
+        kind = cast(ReducerFor, found)(config, layer)
     return (kind or Idle)(config, layer)
 
 

@@ -21,11 +21,11 @@ from vitrim.errors import VitrimError
 
 Place = Literal["before", "behind"]
 """Tokens in front of the connector, as the tower makes them, or behind it, as the language model gets them."""
-Attended = Literal["none", "read", "last"]
+AttentionUse = Literal["none", "read", "last"]
 """The tower block whose attention a selector needs: the one whose output the connector reads, or the last one."""
 Positions = Literal["closed", "original"]
 T = TypeVar("T")
-Grid = tuple[int, int, int]
+FrameGrid = tuple[int, int, int]
 """Frames (1 for an image), rows and columns of tokens."""
 
 
@@ -46,7 +46,7 @@ class Seen:
     """
 
     features: Tensor
-    grid: Grid | None = None
+    grid: FrameGrid | None = None
     scores: Tensor | None = None
     keys: Tensor | None = None
     class_token: Tensor | None = None
@@ -99,7 +99,7 @@ class SelectorNeeds(NamedTuple):
         text: the prompt; without it the choice is the same for every text.
     """
 
-    attention: Attended = "none"
+    attention: AttentionUse = "none"
     class_token: bool = False
     text: bool = False
 
@@ -225,7 +225,7 @@ class Choosing(nn.Module):
         return work()
 
 
-def as_grid(grid: Sequence[int] | int) -> Grid:
+def as_grid(grid: Sequence[int] | int) -> FrameGrid:
     """Frames, rows and columns.
 
     Example:

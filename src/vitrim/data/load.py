@@ -16,7 +16,7 @@ from vitrim.checked import checked_call
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import from_folder, split_folders
 from vitrim.data.paths import HUB_PREFIX, check_given, check_regular, existing, splits_in_names
-from vitrim.data.readers import TASKS, WITH_LABELS, Data, readers
+from vitrim.data.readers import TASKS, WITH_LABELS, AnyDataset, readers
 from vitrim.data.tables import (
     boxes_from_table,
     class_texts,
@@ -40,7 +40,7 @@ def load_data(
     image_column: str | None = None,
     label_column: str | None = None,
     **options: Any,
-) -> Data:
+) -> AnyDataset:
     """Open a dataset of images with labels, masks or boxes. Images are decoded later, one by one.
 
     Sources:
@@ -110,7 +110,7 @@ def load_data(
     return _named(dataset, names) if names is not None and of_images else dataset
 
 
-def _opened(source: str, task: str | None, split: str | None, options: dict[str, Any]) -> Data:
+def _opened(source: str, task: str | None, split: str | None, options: dict[str, Any]) -> AnyDataset:
     if task is not None and task not in TASKS:
         raise DataError(str(unknown("task of data", task, TASKS)))
     name, colon, rest = source.partition(":")
@@ -129,7 +129,7 @@ def _opened(source: str, task: str | None, split: str | None, options: dict[str,
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
 
 
-def _from_reader(name: str, path: str, task: str | None, split: str | None, options: dict[str, Any]) -> Data:
+def _from_reader(name: str, path: str, task: str | None, split: str | None, options: dict[str, Any]) -> AnyDataset:
     forms = readers()[name]
     kind = task or next((each for each in WITH_LABELS if each in forms), None)
     if kind is None:
@@ -141,14 +141,16 @@ def _from_reader(name: str, path: str, task: str | None, split: str | None, opti
     return checked_call(reader, name)(path, split=split, **for_task, **options)
 
 
-def _from_table(source: str, files: list[Path], task: str | None, split: str | None, options: dict[str, Any]) -> Data:
+def _from_table(
+    source: str, files: list[Path], task: str | None, split: str | None, options: dict[str, Any]
+) -> AnyDataset:
     if task in ("multilabel", "instances"):
         raise DataError(f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}")
     table, chosen, _, _ = open_table(source, files, split)
     if task in (None, "classification"):
         texts = partial(class_texts, source, files)
         return checked_call(from_table, "a table of images")(table, source, chosen, texts, **options)
-    form: Callable[..., Data] = masks_from_table if task == "segmentation" else boxes_from_table
+    form: Callable[..., AnyDataset] = masks_from_table if task == "segmentation" else boxes_from_table
     return checked_call(form, f"a table for {task}")(table, source, chosen, **options)
 
 
@@ -185,7 +187,7 @@ def _names(given: Any) -> list[str]:
     return names
 
 
-def _named(dataset: Data, names: list[str]) -> Data:
+def _named(dataset: AnyDataset, names: list[str]) -> AnyDataset:
     count = dataset.num_classes
     if len(names) != count and (dataset.class_names is not None or len(names) < count):
         raise DataError(f"{len(names)} class_names for the {count} classes of {dataset.source}: give one for each")
@@ -214,7 +216,7 @@ def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
     return sorted(order[watched:].tolist()), sorted(order[:watched].tolist())
 
 
-def parted(dataset: Data, share: float, where: str) -> tuple[Data, Data]:
+def parted(dataset: AnyDataset, share: float, where: str) -> tuple[AnyDataset, AnyDataset]:
     """A dataset in two, by `hold_out`: to train on, and the ``share`` to hold out; ``where`` begins the error."""
     try:
         kept, held_out = hold_out(len(dataset), share)

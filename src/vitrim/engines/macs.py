@@ -40,7 +40,7 @@ WHOLE = "Global"
 NORM_PER_ELEMENT = 5  # as fvcore: mean, variance, normalise, scale, shift
 BATCH_NORM_PER_ELEMENT = 2  # as fvcore: in evaluation it scales and shifts
 
-Shape = Sequence[int]
+InputShape = Sequence[int]
 
 
 def count_parts(model: nn.Module, images: Tensor) -> Counter[str]:
@@ -189,7 +189,7 @@ def _linear_result(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _norm_result(
-    x: Tensor, shape: Shape, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, shape: InputShape, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     size = tuple(x.shape[-len(shape) :])
     if size != tuple(shape) or any(given is not None and tuple(given.shape) != size for given in (weight, bias)):
@@ -220,7 +220,7 @@ def _elementwise_result(x: Any, other: Any = 0, **_: Any) -> Tensor | None:
 _aten = torch.ops.aten
 
 
-def _attention_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+def _attention_flops(q: InputShape, k: InputShape, v: InputShape, *_: Any, **__: Any) -> int:
     return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 
 

@@ -40,7 +40,7 @@ CHECKED = 64
 """Default number of random images for the parity check."""
 
 MAX_SIDE = 4096
-Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+Pixels = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 """Largest side in pixels: beyond, a model may need gigabytes or hours before it refuses the size."""
 
 MOST_TOLD = 2**16
@@ -76,7 +76,7 @@ class FileSpec:
     opset: Annotated[int, Field(ge=OPSETS.start, lt=OPSETS.stop)] = 20
     precision: str = "fp32"
     preprocess: bool = False
-    size: Side | tuple[Side, Side] | None = None
+    size: Pixels | tuple[Pixels, Pixels] | None = None
     name: str | None = None
     classes: Sequence[str] | None = None
 

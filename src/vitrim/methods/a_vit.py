@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, Step
+from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.method import MethodConfig, Needs, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.scoring import prune_flagged
@@ -60,7 +60,7 @@ class AViTReducer(Reducer[AViT]):
     site = "after"
     everywhere = True
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site != self.site:
             return x, state
         state = self.accumulate(x, state)

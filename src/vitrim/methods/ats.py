@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, Step
+from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
@@ -120,7 +120,7 @@ class PublishedATSReducer(ATSReducer):
         score = score * real
         return sample_sorted(score, torch.ones_like(real), points)
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site == "before" and state.mask is not None:
             return x * state.mask.unsqueeze(-1), state  # padding is a zero token
         return super().reduce(site, x, attention, state)

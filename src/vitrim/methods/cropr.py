@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
-from vitrim.core.block import Reducer, Site, Step, draw_linear_, is_bare
+from vitrim.core.block import Reducer, Site, StepOutput, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import Count, MethodConfig, Restore, Traits, Tunable
 from vitrim.core.plan import Layer
@@ -110,7 +110,7 @@ class RoutingReducer(ScorerReducer[Cropr]):
             self.head.add_module("head", nn.Linear(layer.dim, layer.num_classes))
         draw_linear_(self)
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site == "before" and self.training:
             aggregated = self.cross_attn(x.detach())
             if aggregated.shape[1] == 1:
@@ -131,7 +131,7 @@ class FusingReducer(Reducer[Cropr]):
 
     site: ClassVar[Site] = "before"
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         return state.refill(x) if site == self.site else (x, state)
 
 

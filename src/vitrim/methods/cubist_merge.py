@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Step
+from vitrim.core.block import Reducer, StepOutput
 from vitrim.core.matching import most_similar_first, unit
 from vitrim.core.method import MethodConfig, Needs, Share, Tunable, refuse_align
 from vitrim.core.registry import register
@@ -104,7 +104,7 @@ class Shrunk(Hard):
 
     patches: Tensor = field(kw_only=True)
 
-    def apply(self, x: Tensor, state: TokenState) -> Step:
+    def apply(self, x: Tensor, state: TokenState) -> StepOutput:
         return torch.cat([x[:, : state.num_prefix], self.patches], dim=1), self.advance(x, state)
 
 

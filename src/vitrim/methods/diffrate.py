@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, Step
+from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.matching import best_partners, full_precision, unit
 from vitrim.core.method import Count, MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
@@ -131,7 +131,7 @@ class DiffRateReducer(Reducer[DiffRate]):
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return patch_score(attention, state, self.config.score)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> StepOutput:
         merged, after = assignment.apply(x, state)
         if not self.config.discount_sizes or not isinstance(assignment, Hard):
             return merged, after
@@ -155,7 +155,7 @@ class LearningReducer(Reducer[DiffRate]):
         self.prune = KeptShare(layer.initial_patches)
         self.merge = KeptShare(layer.initial_patches)
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site != self.site or attention is None:
             return x, state
         p = state.num_prefix

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.block import Idle, Reducer, Site, Step, draw_linear_, is_bare
+from vitrim.core.block import Idle, Reducer, Site, StepOutput, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import StagedConfig, Traits
 from vitrim.core.plan import Layer
@@ -84,7 +84,7 @@ class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
         super().__init__(config, layer)
         self.predictor = Predictor(layer.dim, config.global_epsilon)
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site == "before" and self.training:
             return x, self.decide(x, state)
         return super().reduce(site, x, attention, state)

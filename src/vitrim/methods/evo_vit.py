@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, Step, draw_linear_
+from vitrim.core.block import Reducer, Site, StepOutput, draw_linear_
 from vitrim.core.method import Restore, Share, Traits, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
@@ -131,7 +131,7 @@ class EvoViTReducer(Reducer[EvoViT]):
             return state.num_patches
         return effective_keep(self.working, 1, state.initial_patches, state.num_patches)
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site == "before" and self.working is not None:
             x, state = self.bring_back(x, state)
             return super().reduce(site, x, attention, state)
@@ -147,7 +147,7 @@ class EvoViTReducer(Reducer[EvoViT]):
             return self.bring_back(x, state) if self.layer.is_last and self.config.rejoin else (x, state)
         return x, state
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> StepOutput:
         """Apply the assignment; the bank keeps the placeholders."""
         x, state = assignment.apply(x, state)
         if self.config.fast_update:
@@ -170,7 +170,7 @@ class EvoViTReducer(Reducer[EvoViT]):
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return state.carry[IMPORTANCE][:, state.num_prefix :]
 
-    def bring_back(self, x: Tensor, state: TokenState) -> Step:
+    def bring_back(self, x: Tensor, state: TokenState) -> StepOutput:
         """Bring back all patches, the placeholders last."""
         if not state.bank or not self.config.fast_update:
             return state.refill(x)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, map_is_faster
-from vitrim.core.block import Site, Step
+from vitrim.core.block import Site, StepOutput
 from vitrim.core.matching import full_precision
 from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.registry import register
@@ -19,7 +19,7 @@ from vitrim.core.schedule import Amount, per_layer
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient, take
 
-Graph = Literal["mixed", "spatial", "semantic"]
+GraphKind = Literal["mixed", "spatial", "semantic"]
 
 
 class GTP(MethodConfig):
@@ -44,7 +44,7 @@ class GTP(MethodConfig):
         description="num_prop is for images of this many patches, and scales with their number; default: it does not",
     )
     propagation: Literal["graph", "none"] = Field("graph", description="'none': discard removed tokens")
-    graph: Graph = Field("mixed", description="neighbours of a patch: on the grid, by content, or both")
+    graph: GraphKind = Field("mixed", description="neighbours of a patch: on the grid, by content, or both")
     num_neighbours: int = Field(8, ge=1, description="semantic neighbours of a patch")
     alpha: float = Field(0.1, ge=0.0, description="how much of a removed token its neighbours gain")
     token_scale: bool = Field(True, description="let tokens that gained content attract more attention")
@@ -75,12 +75,12 @@ class GTPReducer(ScorerReducer[GTP]):
     stable = True
     everywhere = True
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site == "before" and self.layer.depth == 0 and self.config.propagation == "graph":
             return x, self.start(x, state)
         return super().reduce(site, x, attention, state)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> StepOutput:
         reduced, after = assignment.apply(x, state)
         if "joined" in state.carry and isinstance(assignment, Hard):
             reduced, after = self.propagate(x, state, reduced, after, assignment)
@@ -109,7 +109,9 @@ class GTPReducer(ScorerReducer[GTP]):
             carry["scale"] = torch.ones_like(state.size)
         return changed(state, carry=carry)
 
-    def propagate(self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard) -> Step:
+    def propagate(
+        self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard
+    ) -> StepOutput:
         """Give the removed tokens of ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C).
 
         Rows of the graph have moved along with their tokens; columns are still those of the input tokens.
@@ -166,7 +168,7 @@ class GTPReducer(ScorerReducer[GTP]):
         return probabilities * (probabilities >= threshold)
 
 
-def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> tuple[Tensor, Tensor]:
+def patch_graph(patches: Tensor, grid: tuple[int, int], kind: GraphKind, num_neighbours: int) -> tuple[Tensor, Tensor]:
     """Neighbours (B, P, P), bool, of ``patches`` (B, P, C) on a ``grid``, and D^-1/2 (B, P), for `normalised`.
 
     Bool, because the graph lives as long as the tokens do and should need little memory beside them.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, Step, is_bare
+from vitrim.core.block import Reducer, Site, StepOutput, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.plan import Layer
@@ -98,7 +98,7 @@ class IARED2Reducer(Reducer[IARED2]):
         self.acts = config.stage is None or own <= config.stage
         self.draws = config.stage is None or own == config.stage
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site != self.site or not self.acts:
             return x, state
         if self.training:

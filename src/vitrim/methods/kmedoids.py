@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, Step
+from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.matching import distances, merge_clusters, nearest_centre
 from vitrim.core.method import Needs, StagedConfig
 from vitrim.core.plan import Layer
@@ -72,7 +72,7 @@ class KMedoids(StagedConfig):
 class KMedoidsReducer(Reducer[KMedoids]):
     site: ClassVar[Site] = "before"
 
-    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site != "before" or self.layer.amount is None:
             return x, state
         assignment = self(x, attention, state)
@@ -106,7 +106,7 @@ class WeighingReducer(KMedoidsReducer):
         """(B, N) attention that each token received."""
         return attention.detach().column_mean().detach()
 
-    def reduce(self, site: Site, x: Tensor, attention: Any, state: TokenState) -> Step:
+    def reduce(self, site: Site, x: Tensor, attention: Any, state: TokenState) -> StepOutput:
         if site == "after":
             return x, replace(state, carry={**state.carry, WEIGHT: attention})
         return super().reduce(site, x, attention, state)

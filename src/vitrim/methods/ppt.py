@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Step
+from vitrim.core.block import Reducer, StepOutput
 from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.registry import register
@@ -89,7 +89,7 @@ class PPT(MethodConfig):
 class Afresh(Hard):
     """An assignment that counts every token once, ignoring sizes."""
 
-    def apply(self, x: Tensor, state: TokenState) -> Step:
+    def apply(self, x: Tensor, state: TokenState) -> StepOutput:
         return super().apply(x, changed(state, size=torch.ones_like(state.size), uniform=True))
 
 

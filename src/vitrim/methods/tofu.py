@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Step
+from vitrim.core.block import Reducer, StepOutput
 from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import Share, StagedConfig, Traits
 from vitrim.core.registry import register
@@ -68,7 +68,7 @@ class ToFuReducer(Reducer[ToFu]):
             return prune(state, merged.anchor[:, state.num_prefix :] - state.num_prefix)
         return replace(merged, weight=torch.ones_like(state.size))
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> StepOutput:
         reduced, after = assignment.apply(x, state)
         if not isinstance(assignment, Hard) or assignment.is_selection:
             return reduced, after

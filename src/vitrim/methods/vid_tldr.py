@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, at_once, map_is_faster
-from vitrim.core.block import Reducer, Step
+from vitrim.core.block import Reducer, StepOutput
 from vitrim.core.matching import alternate_cosines, match_alternate
 from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.registry import register
@@ -89,7 +89,7 @@ class VidTLDRReducer(Reducer[VidTLDR]):
             mass = state.size.scatter(1, pairs.moved, moved.to(state.size.dtype))
         return changed(pairs, weight=mass)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> StepOutput:
         assert isinstance(assignment, Hard)
         assert assignment.weight is not None
         # the weight of a token in a mean is also the size that it adds

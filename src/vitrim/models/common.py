@@ -14,12 +14,11 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 
+from vitrim.core.plan import Grid
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 
 Model = TypeVar("Model", bound=nn.Module)
-Grid = tuple[int, int]
-
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """Keys under which checkpoints keep their weights, in timm's order."""
 

@@ -18,9 +18,9 @@ from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
 
-Options = dict[str, Any]
+Keywords = dict[str, Any]
 OwnOptions = TypeVar("OwnOptions", bound=Checked)
-Create = Callable[[bool, Options], nn.Module]
+Create = Callable[[bool, Keywords], nn.Module]
 """Creates the backbone from ``pretrained`` and its options."""
 
 DECODERS = {"linear": LinearDecoder, "mask_transformer": MaskTransformer}
@@ -67,7 +67,7 @@ class DetectorOptions(Checked):
     global_blocks: tuple[int, ...] = ()
 
 
-def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
+def segmenter(create: Create, pretrained: bool, options: Keywords) -> nn.Module:
     """Put a `Segmenter` on the backbone that ``create`` makes; its decoder is always new.
 
     Args:
@@ -95,7 +95,7 @@ def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
     return Segmenter(model, decoder, head.num_classes, head.decoder_tokens)
 
 
-def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
+def detector(create: Create, pretrained: bool, options: Keywords) -> nn.Module:
     """Put a `Detector` on a backbone, as `segmenter`, with `DetectorOptions`; its backbone must allow windows."""
     from vitrim.models.vitdet import Detector
     from vitrim.models.windowed import windowed
@@ -111,14 +111,14 @@ def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
     return Detector(trunk, head.num_classes, **own)
 
 
-def split(options: Options, kind: type[OwnOptions]) -> tuple[OwnOptions, Options]:
+def split(options: Keywords, kind: type[OwnOptions]) -> tuple[OwnOptions, Keywords]:
     """The options of a head, None meaning the default, and the backbone's."""
     own = {key: value for key, value in options.items() if key in kind.model_fields and value is not None}
     with one_line_of("the head", kind):
         return kind.model_validate(own), {key: options[key] for key in options if key not in kind.model_fields}
 
 
-def backbone(create: Create, pretrained: bool, options: Options) -> nn.Module:
+def backbone(create: Create, pretrained: bool, options: Keywords) -> nn.Module:
     """Create the backbone without its head, with tokens to read; timm models accept any image size where they can."""
     if ANY_SIZE not in options:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -147,5 +147,5 @@ def takes(kind: type, option: str) -> bool:
     return False
 
 
-KINDS: dict[str, Callable[[Create, bool, Options], nn.Module]] = {"segmenter": segmenter, "vitdet": detector}
+KINDS: dict[str, Callable[[Create, bool, Keywords], nn.Module]] = {"segmenter": segmenter, "vitdet": detector}
 """Dense models, by the prefix of their backbone's name."""

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.block import Exchange, is_bare
+from vitrim.core.plan import Grid
 from vitrim.errors import VitrimError
-from vitrim.models.common import Grid, create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
+from vitrim.models.common import create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
 from vitrim.models.streams import (
     TwoStreamClassifier,
     grid_of,

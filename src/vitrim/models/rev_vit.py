@@ -13,8 +13,9 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from vitrim.core.block import draw_linear_
+from vitrim.core.plan import Grid
 from vitrim.errors import VitrimError
-from vitrim.models.common import Grid, create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
+from vitrim.models.common import create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
 from vitrim.models.reversible import RevBlock, reversible
 
 LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)

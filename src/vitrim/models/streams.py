@@ -12,8 +12,8 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitrim.core.plan import Grid
 from vitrim.errors import VitrimError
-from vitrim.models.common import Grid
 
 if TYPE_CHECKING:
     from vitrim.tasks.step import Step

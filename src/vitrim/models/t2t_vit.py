@@ -19,10 +19,10 @@ from vitrim.core.tokens import decision_dtype
 from vitrim.models.common import Stem, create, fit_positions, pretrained_cfg, renamed, unwrapped
 
 TokenModule = Literal["transformer", "performer"]
-Split = tuple[int, int, int]
+SoftSplit = tuple[int, int, int]
 """Kernel, stride and padding of a soft split."""
 
-SPLITS: tuple[Split, ...] = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+SPLITS: tuple[SoftSplit, ...] = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 EPSILON = 1e-8  # of the performer's denominator
 
 
@@ -143,7 +143,7 @@ class TokensToToken(Stem):
         *,
         token_module: TokenModule = "transformer",
         token_dim: int = 64,
-        splits: Sequence[Split] = SPLITS,
+        splits: Sequence[SoftSplit] = SPLITS,
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
@@ -168,7 +168,7 @@ class TokensToToken(Stem):
         return x
 
 
-def soft_split(x: Tensor, split: Split) -> tuple[Tensor, tuple[int, int]]:
+def soft_split(x: Tensor, split: SoftSplit) -> tuple[Tensor, tuple[int, int]]:
     """Unfold (B, C, H, W) into tokens (B, N, C*kernel*kernel) of overlapping neighbours; return them and their grid.
 
     Example:
@@ -226,7 +226,7 @@ class T2TViT(VisionTransformer):
         *,
         token_module: TokenModule = "transformer",
         token_dim: int = 64,
-        splits: Sequence[Split] = SPLITS,
+        splits: Sequence[SoftSplit] = SPLITS,
         qk_scale: float | None = None,
         **kwargs: Any,
     ) -> None:

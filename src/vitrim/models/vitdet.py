@@ -23,6 +23,7 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
 from vitrim.core.block import running
+from vitrim.core.library import Size
 from vitrim.errors import VitrimError
 from vitrim.models.common import DenseModel
 from vitrim.models.vitdet_heads import RoIs, roi_heads, wide
@@ -38,8 +39,7 @@ ANCHOR = 8
 PROPOSALS = {"training": 2000, "testing": 1000}
 BEFORE_NMS = {"training": 2000, "testing": 1000}
 
-Detection = dict[str, Tensor]
-Size = tuple[int, int]
+Detected = dict[str, Tensor]
 
 
 class SimpleFeaturePyramid(nn.Module):
@@ -187,7 +187,7 @@ class Detector(DenseModel):
     def _heads(self) -> RoIs:
         return roi_heads(self.num_classes, strides=[self.patch / scale for scale in SCALES], **self.settings)
 
-    def forward(self, images: Tensor, sizes: Sequence[Size] | None = None) -> list[Detection]:
+    def forward(self, images: Tensor, sizes: Sequence[Size] | None = None) -> list[Detected]:
         """Detect objects, in training and evaluation mode alike.
 
         Args:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.block import Exchange
-from vitrim.models.common import Grid, resample_positions
+from vitrim.core.plan import Grid
+from vitrim.models.common import resample_positions
 from vitrim.models.streams import grid_of, position_table
 
 LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead

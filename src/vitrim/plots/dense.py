@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrim.core.library import Size
 from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED
 from vitrim.engines.machine import drawing
@@ -40,7 +41,7 @@ COLOURS = (
 )
 """Chosen one by one, each as far as possible from its predecessors in CIELAB, at the least distance among normal,
 protanopic, deuteranopic and tritanopic vision. The first 11 are at least 24 apart, all are at least 14."""
-Entry = tuple[str, tuple[float, float, float]]
+LegendEntry = tuple[str, tuple[float, float, float]]
 """A class in the legend: its name and colour."""
 LEVELS = (1.0, 0.6, 1.4)
 """Luminance of the first cycle of colours, and of the next two: darker, then lighter."""
@@ -189,7 +190,7 @@ def legend(
     labels: Iterable[NDArray[Any] | Tensor],
     colours: NDArray[Any],
     class_names: Sequence[str] | None = None,
-) -> list[Entry]:
+) -> list[LegendEntry]:
     """The names and colours of the classes that occur, in order of class.
 
     Args:
@@ -214,7 +215,7 @@ def compare(
     columns: Sequence[Column],
     *,
     truth: NDArray[Any] | None = None,
-    classes: Sequence[Entry] = (),
+    classes: Sequence[LegendEntry] = (),
     title: str = "",
 ) -> Any:
     """A figure of one image: image and truth, then one column per model with the prediction above the tokens.
@@ -269,7 +270,6 @@ def compare(
     return figure
 
 
-Size = tuple[int, int]
 SMALL = 400
 """Narrower images are enlarged, so that outlines and letters are thin."""
 
@@ -341,7 +341,7 @@ def draw_comparison(
     like = next(models[0].model.parameters())
     images, targets = task.collate([(shown.pixels, shown.target)])
     images, targets = images.to(like.device, like.dtype), targets.to(like.device)
-    draw = _Drawing(task, shown)
+    draw = _BoxDrawing(task, shown)
     columns, dense = [], None
     for model in models:
         with torch.no_grad(), drawing(like.device, seed), _input_sizes(model) as sizes:
@@ -368,7 +368,7 @@ def _note(task: Task, output: ModelOutput, dense: ModelOutput, agreement: Tensor
     return ", ".join(part for part in (share, same if len(agreement) else "") if part)
 
 
-class _Drawing:
+class _BoxDrawing:
     """Draws predictions, truth and tokens of one scene, and collects the classes that occur."""
 
     def __init__(self, task: Task, shown: Scene) -> None:

@@ -127,7 +127,7 @@ def show(
 
     with drawing(torch.device("cpu"), seed):
         loaded = spec.load("cpu")
-    pictures = _Pictures(loaded, device, folder, results.formats, seed, on_progress)
+    pictures = _Drawn(loaded, device, folder, results.formats, seed, on_progress)
     data = replace(data, limit=FEW) if source and data.limit is None else data
     host = as_measured(loaded.model, Prompt(select=select))
     if isinstance(host, Prefill):
@@ -140,7 +140,7 @@ def show(
 
 
 @dataclass
-class _Pictures:
+class _Drawn:
     """Collects the pictures of a call; without a folder ``out``, it keeps all figures in memory."""
 
     loaded: Loaded
@@ -177,7 +177,7 @@ class _Pictures:
 
 
 def _classified(
-    pictures: _Pictures,
+    pictures: _Drawn,
     configs: Sequence[MethodConfig],
     images: Pictured,
     blocks: Sequence[int] | None,
@@ -196,7 +196,7 @@ def _classified(
     return pictures.report(models[0].model, [model.name for model in models])
 
 
-def _image_tokens(pictures: _Pictures, host: Prefill, configs: Sequence[MethodConfig], images: Pictured) -> Shown:
+def _image_tokens(pictures: _Drawn, host: Prefill, configs: Sequence[MethodConfig], images: Pictured) -> Shown:
     """Draw the patches that a language model receives, one figure per image."""
     if host.select is not None:
         configs = configs or [parse_method("none")]
@@ -218,7 +218,7 @@ def _image_tokens(pictures: _Pictures, host: Prefill, configs: Sequence[MethodCo
 
 
 def _dense(
-    pictures: _Pictures,
+    pictures: _Drawn,
     configs: Sequence[MethodConfig],
     data: DataSpec | None,
     blocks: Sequence[int] | None,

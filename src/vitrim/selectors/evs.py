@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descending, unit_rows
+from vitrim.core.selection import Choice, FrameGrid, Seen, Selector, as_grid, descending, unit_rows
 from vitrim.errors import VitrimError
 
 FIRST = 255.0
@@ -52,5 +52,5 @@ class EVS(Selector):
     def select(self, seen: Seen) -> list[Choice]:
         if seen.grid is None:
             raise VitrimError("evs needs frames, rows and columns of the tokens: it acts on whole videos")
-        grid: Grid = seen.grid
+        grid: FrameGrid = seen.grid
         return [Choice(kept) for kept in most_changed(seen.features, grid[0], self.count(grid))]

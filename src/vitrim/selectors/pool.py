@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid
+from vitrim.core.selection import Choice, FrameGrid, Seen, Selector, as_grid
 from vitrim.core.tokens import decision_dtype
 
 
@@ -28,7 +28,7 @@ def nearest_rectangle(rows: int, columns: int, cells: int) -> tuple[int, int]:
     return min(far, key=lambda size: (far[size], -prod(size), -size[0]))
 
 
-def coarser(grid: Grid, tokens: int) -> Grid:
+def coarser(grid: FrameGrid, tokens: int) -> FrameGrid:
     """The grid of at most ``tokens`` cells, equal in every frame; with more frames than tokens, frames join, too.
 
     Example:
@@ -39,7 +39,7 @@ def coarser(grid: Grid, tokens: int) -> Grid:
     return (frames, *nearest_rectangle(grid[1], grid[2], tokens // frames))
 
 
-def cells(grid: Grid, coarse: Grid) -> tuple[Tensor, Tensor]:
+def cells(grid: FrameGrid, coarse: FrameGrid) -> tuple[Tensor, Tensor]:
     """(N,) cell of every token, and (n,) token in the middle of every cell.
 
     Cells are disjoint; their sides differ by at most one token.
@@ -74,7 +74,7 @@ class Pool(Selector):
     merges = True
     published_with = "no model: a baseline for any"
 
-    def grids(self, grid: Sequence[int] | int) -> tuple[Grid, Grid]:
+    def grids(self, grid: Sequence[int] | int) -> tuple[FrameGrid, FrameGrid]:
         """Grid of the tokens, and grid of their cells."""
         frames, rows, columns = as_grid(grid)
         side = isqrt(columns)

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from vitrim.data.transforms import Geometry
     from vitrim.tasks.options import DenseAugment
 
-Side = Literal["long", "short"]
+LongOrShort = Literal["long", "short"]
 LONGEST = 4.0
 """Limit of the long side over the drawn short side: 2048 of 512, as published."""
 
 
-def resized_to(size: tuple[int, int], side: Side, pixels: float, *, longest: float | None = None) -> tuple[int, int]:
+def resized_to(
+    size: tuple[int, int], side: LongOrShort, pixels: float, *, longest: float | None = None
+) -> tuple[int, int]:
     """Return the height and width of the same ratio whose long or short side has ``pixels``, rounded.
 
     The long side has at most ``longest``.
@@ -79,7 +81,7 @@ class ResizeRange(Change):
 
     function = staticmethod(F.resize)
 
-    def __init__(self, side: Side, low: float, high: float) -> None:
+    def __init__(self, side: LongOrShort, low: float, high: float) -> None:
         super().__init__()
         self.side, self.low, self.high = side, low, high
 

@@ -21,7 +21,7 @@ from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, spread, stream_images
 from vitrim.data.load import parted, splits_of
 from vitrim.data.paths import spellings
-from vitrim.data.readers import Data
+from vitrim.data.readers import AnyDataset
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.models.references import folder
@@ -49,7 +49,7 @@ VALUE_PROJECTION = (0.4, -0.4)
 
 def build_trainer(
     resolved: Resolved,
-    data: str | Path | Data | Mapping[str, Data],
+    data: str | Path | AnyDataset | Mapping[str, AnyDataset],
     running: Running,
     *,
     checkpoint: Path | None = None,
@@ -124,8 +124,8 @@ def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
 
 
 def open_data(
-    recipe: Recipe, data: str | Path | Data | Mapping[str, Data]
-) -> tuple[Data | ImageStream, Data | None, Data | None]:
+    recipe: Recipe, data: str | Path | AnyDataset | Mapping[str, AnyDataset]
+) -> tuple[AnyDataset | ImageStream, AnyDataset | None, AnyDataset | None]:
     """Open the images that a recipe trains on, evaluates, and finally tests; the last two may be None.
 
     Only the training split can be a stream, because evaluations must read the same images. Data sets that are passed
@@ -148,13 +148,13 @@ def open_data(
     return train_data, eval_data, test_data
 
 
-def _images(recipe: Recipe, data: Any, split: str | None) -> Data:
+def _images(recipe: Recipe, data: Any, split: str | None) -> AnyDataset:
     """One split of a source, or of data sets by the name of the split; at most ``limit`` images, spread evenly."""
     if isinstance(data, str | Path):
         task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # unknown tasks are refused later
         images = load_data(data, task=task, split=split, **recipe.data_options)
     else:
-        given: Mapping[Any, Data] = data if isinstance(data, Mapping) else {recipe.split: data}
+        given: Mapping[Any, AnyDataset] = data if isinstance(data, Mapping) else {recipe.split: data}
         if split not in given:
             raise VitrimError(f"no split {split} in the data that were given; there is: {', '.join(map(str, given))}")
         images = copy.copy(given[split])  # its transform will be replaced

@@ -185,7 +185,7 @@ def epoch_length(count: int, repeats: int = 1) -> int:
     return count // REPEATED_ROUND * REPEATED_ROUND
 
 
-class Place(NamedTuple):
+class ImagePlace(NamedTuple):
     """An image and its position in the run.
 
     Attributes:
@@ -256,7 +256,7 @@ class TrainOrder:
     def __len__(self) -> int:
         return (self.stop - self.start) * (self.batch_size // self.world_size // self.micro_batch)
 
-    def __iter__(self) -> Iterator[list[Place]]:
+    def __iter__(self) -> Iterator[list[ImagePlace]]:
         """Yield micro-batches, in order; `VitrimError` if a stream is shorter than its metadata say."""
         epoch = -1
         images: Iterator[Any] = iter(())
@@ -265,7 +265,7 @@ class TrainOrder:
             if update // self.updates_per_epoch != epoch:
                 epoch = update // self.updates_per_epoch
                 images = self.images(epoch, first)
-            batch = [Place(image, epoch, first + i) for i, image in enumerate(islice(images, self.batch_size))]
+            batch = [ImagePlace(image, epoch, first + i) for i, image in enumerate(islice(images, self.batch_size))]
             if len(batch) < self.batch_size:
                 raise VitrimError(f"epoch {epoch} of the training data ended after {first + len(batch)} images")
             mine = batch[self.rank :: self.world_size]
@@ -298,7 +298,7 @@ class Seeded(Dataset[Any]):
     dataset: Dataset[Any]
     seed: int
 
-    def __getitem__(self, place: Place) -> Any:
+    def __getitem__(self, place: ImagePlace) -> Any:
         """The image at ``place``, with the augmentation of that place."""
         seed_cpu(self.seed, 0, place.epoch, place.position)
         if isinstance(self.dataset, ImageStream):

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitrim.data.fingerprint import fingerprint
-from vitrim.data.readers import Data
+from vitrim.data.readers import AnyDataset
 from vitrim.data.streaming import ImageStream
 from vitrim.data.transforms import Geometry, geometry_of
 from vitrim.errors import VitrimError
@@ -72,14 +72,14 @@ class Trainer:
         self,
         resolved: Resolved,
         model: nn.Module,
-        train_data: Data | ImageStream,
-        eval_data: Data | None,
+        train_data: AnyDataset | ImageStream,
+        eval_data: AnyDataset | None,
         accelerator: Accelerator,
         running: Running,
         signs: Signs | None = None,
         *,
         start: Path | None = None,
-        test_data: Data | None = None,
+        test_data: AnyDataset | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
@@ -334,7 +334,7 @@ class Trainer:
             self._say(text)
 
 
-def count_images(train_data: Data | ImageStream) -> int:
+def count_images(train_data: AnyDataset | ImageStream) -> int:
     """The number of images to train on; `VitrimError` for a stream that does not know it."""
     images = train_data.length if isinstance(train_data, ImageStream) else len(train_data)
     if images is None:
@@ -344,7 +344,7 @@ def count_images(train_data: Data | ImageStream) -> int:
 
 
 def set_transforms(
-    task: Task, geometry: Geometry, recipe: Recipe, train_data: Data | ImageStream, *watched: Data | None
+    task: Task, geometry: Geometry, recipe: Recipe, train_data: AnyDataset | ImageStream, *watched: AnyDataset | None
 ) -> None:
     """Give data sets the transforms of the task; without one for evaluations, images keep their own."""
     own = task.train_transform(geometry, recipe.dense_augment)

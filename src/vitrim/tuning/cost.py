@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
@@ -22,10 +21,8 @@ from vitrim.engines.engine import Engine, compilation, engines_named
 from vitrim.engines.macs import Profile, profile_of
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import check_engines, in_dtype
-from vitrim.measure.latency import fastest, in_turn, time_interleaved
+from vitrim.measure.latency import FloatArray, fastest, in_turn, time_interleaved
 from vitrim.tuning.space import Point, Space
-
-FloatArray = NDArray[np.float64]
 
 ALLOWED = 0.005
 """Largest relative error of fitted MACs; otherwise every setting is counted."""

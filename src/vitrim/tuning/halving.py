@@ -15,7 +15,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.measure.store import Store
 from vitrim.report import Pace
-from vitrim.tuning.proxy import ModelScorer, Part, Scores
+from vitrim.tuning.proxy import ModelScorer, Scores, Third
 
 ROUNDS = (8, 2, 1)
 """Rounds end after an eighth of the images, a half, and all."""
@@ -88,7 +88,7 @@ class Evaluator:
     ) -> None:
         self.scorer, self.store, self.proxy, self.tell = scorer, store, proxy, tell
 
-    def images(self, part: Part) -> int:
+    def images(self, part: Third) -> int:
         return self.scorer.images(part)
 
     def rounds(self) -> list[int]:
@@ -98,7 +98,7 @@ class Evaluator:
         least = -(-2 // size) * size  # estimating noise needs at least two images
         return sorted({min(max(piece, least), count) for piece in pieces})
 
-    def piece(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+    def piece(self, configs: Sequence[MethodConfig], part: Third, start: int, stop: int) -> list[Scores]:
         """Scores of all proxies on images ``start`` to ``stop`` of a part.
 
         Raises:
@@ -120,7 +120,7 @@ class Evaluator:
         rows = self.store.values(names, measure, together=True)
         return [{name: _numbers(text) for name, text in row.items()} for row in rows]
 
-    def whole(self, configs: Sequence[MethodConfig], part: Part) -> list[Scores]:
+    def whole(self, configs: Sequence[MethodConfig], part: Third) -> list[Scores]:
         """Scores of all proxies on all images of a part."""
         return self.piece(configs, part, 0, self.images(part))
 

@@ -52,7 +52,7 @@ from vitrim.results import FileResults, Results
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.optimize_race import SEARCHED_AT, Candidate, Race
 from vitrim.tuning.optimize_report import draw, in_words, meaning, table
-from vitrim.tuning.proxy import DatasetImages, Part
+from vitrim.tuning.proxy import DatasetImages, Third
 from vitrim.tuning.space import Space, quiet
 
 IMAGES = 3 * 512
@@ -243,7 +243,7 @@ class Inputs:
         return {
             "source": self.source.name(self.dataset),
             "split": self.dataset.split,
-            "images": {part: self.thirds.count(part) for part in get_args(Part)},
+            "images": {part: self.thirds.count(part) for part in get_args(Third)},
             "labels": self.source.labels,
             "task": self.task.name,
             **({"embedding": self.loaded.embedding_name} if self.task.name == EMBEDDING else {}),

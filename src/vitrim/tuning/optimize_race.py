@@ -41,7 +41,7 @@ from vitrim.report import DENSE, Pace
 from vitrim.tasks import Task
 from vitrim.tuning.cost import MacsCost, within
 from vitrim.tuning.halving import Evaluator, halve
-from vitrim.tuning.proxy import DatasetImages, ModelScorer, Part
+from vitrim.tuning.proxy import DatasetImages, ModelScorer, Third
 from vitrim.tuning.space import Point, Space, normal, training_free
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
@@ -402,7 +402,7 @@ class Race:
 
         return self.store.value(what, timed)
 
-    def file_losses(self, candidates: Sequence[Candidate], part: Part) -> list[dict[str, float]]:
+    def file_losses(self, candidates: Sequence[Candidate], part: Third) -> list[dict[str, float]]:
         """``loss, loss_error, kl, images`` of files on all images of a part, against the dense model in PyTorch."""
 
         def scored() -> list[dict[str, float]]:

@@ -28,8 +28,8 @@ Proxy = Literal["feature", "kl", "cosine", "agree"]
 latter; ``kl``: divergence of the class probabilities; ``cosine``: 1 minus the cosine of the head's inputs; ``agree``: 1
 minus the agreement of the predictions."""
 
-Part = Literal["search", "selection", "check"]
-PARTS: tuple[Part, ...] = get_args(Part)
+Third = Literal["search", "selection", "check"]
+PARTS: tuple[Third, ...] = get_args(Third)
 
 Scores = Mapping[str, NDArray[np.float32]]
 """The damage of every image by proxy, (N,) float32."""
@@ -59,16 +59,16 @@ class DatasetImages:
         self.places = {part: places[number :: len(PARTS)].tolist() for number, part in enumerate(PARTS)}
         self.dataset, self.batch_size, self.workers, self.collate = dataset, batch_size, workers, collate
 
-    def count(self, part: Part) -> int:
+    def count(self, part: Third) -> int:
         return len(self.places[part])
 
-    def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
+    def batches(self, part: Third, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
         """Read the images ``start``, a multiple of the batch size, to ``stop`` of a part; with several processes, this
         one's batches."""
         some = Subset(self.dataset, self.places[part][start:stop])
         return read(some, self.batch_size, workers=self.workers, processes=processes, collate=self.collate)
 
-    def sample(self, part: Part, count: int) -> Iterator[Batch]:
+    def sample(self, part: Third, count: int) -> Iterator[Batch]:
         """Read at most ``count`` images of a part, spread evenly over it: data may be sorted by class."""
         places = self.places[part]
         some = Subset(self.dataset, [places[each] for each in spread(len(places), count)])
@@ -138,13 +138,13 @@ class ModelScorer:
     def batch_size(self) -> int:
         return self.source.batch_size
 
-    def images(self, part: Part) -> int:
+    def images(self, part: Third) -> int:
         return self.source.count(part)
 
     def __call__(
         self,
         configs: Sequence[MethodConfig],
-        part: Part,
+        part: Third,
         start: int,
         stop: int,
         seen: Callable[[int], None] | None = None,

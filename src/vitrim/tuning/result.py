@@ -17,12 +17,12 @@ from vitrim.tuning.cost import Cost
 from vitrim.tuning.halving import Difference, Evaluator, means
 from vitrim.tuning.space import Point
 
-Kind = Literal["macs", "speedup", "agree"]
+TargetKind = Literal["macs", "speedup", "agree"]
 
 TOLERANCE = 0.005
 """Tolerance of a share of the MACs, because token counts are integers; equals that of `match_macs`."""
 
-State = Literal["searched", "dropped", "out of reach"]
+RacedState = Literal["searched", "dropped", "out of reach"]
 
 HEADS = {"feature": "feature", "kl": "kl", "cosine": "cosine", "agree": "disagree"}
 """Column heads of proxies, in order; ``agree`` is shown as damage."""
@@ -47,11 +47,11 @@ class Target:
         Target(kind='macs', value=0.5)
     """
 
-    kind: Kind
+    kind: TargetKind
     value: float
 
     def __post_init__(self) -> None:
-        check_known("target", self.kind, get_args(Kind))
+        check_known("target", self.kind, get_args(TargetKind))
         if self.kind == "speedup" and not 1.0 < self.value < float("inf"):
             raise VitrimError(f"target speedup={self.value:g}: a speed-up is above 1, e.g. speedup=1.5")
         if self.kind != "speedup" and not 0.0 < self.value < 1.0:
@@ -131,7 +131,7 @@ class Raced:
     """
 
     method: str
-    state: State
+    state: RacedState
     config: MethodConfig | None = None
     share: float | None = None
     images: int = 0

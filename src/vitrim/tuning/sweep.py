@@ -47,12 +47,12 @@ SHOWN = 20
 
 FILE = Path(__file__).parent / "grids.yaml"
 
-Values = dict[str, str]
+GridValues = dict[str, str]
 """One value, as text, for every option."""
 
 
 @dataclass(frozen=True)
-class Grid:
+class SettingsGrid:
     """Options and their values.
 
     Attributes:
@@ -66,7 +66,7 @@ class Grid:
     def __len__(self) -> int:
         return int(np.prod([len(values) for values in self.axes.values()], dtype=np.int64))
 
-    def points(self, number: int | None = None, seed: int = 0) -> list[Values]:
+    def points(self, number: int | None = None, seed: int = 0) -> list[GridValues]:
         """All combinations, the last option fastest, or a random choice of ``number`` of them, in this order.
 
         Raises:
@@ -87,7 +87,7 @@ class Grid:
             for point in zip(*(each.tolist() for each in np.unravel_index(places, shape)), strict=True)
         ]
 
-    def config(self, point: Values) -> MethodConfig:
+    def config(self, point: GridValues) -> MethodConfig:
         assert self.method is not None
         return make_method(self.method, **{key: read_value(text, key) for key, text in point.items()})
 
@@ -103,7 +103,7 @@ def paper_grids() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load(FILE.read_text(encoding="utf-8")))
 
 
-def parse_grid(given: Sequence[str], *, recipe: bool = False) -> Grid:
+def parse_grid(given: Sequence[str], *, recipe: bool = False) -> SettingsGrid:
     """Parse the grid of one method or, with ``recipe``, of values of a recipe.
 
     Args:
@@ -150,7 +150,7 @@ def parse_grid(given: Sequence[str], *, recipe: bool = False) -> Grid:
         if "" in values:
             raise VitrimError(f"a value is missing in '{text.strip()}' of the grid: write e.g. 0|0.02|0.045")
         axes[key.strip()] = tuple(dict.fromkeys(values))
-    return Grid(method, axes)
+    return SettingsGrid(method, axes)
 
 
 def _range(text: str) -> list[str]:
@@ -183,7 +183,7 @@ class SweepResult:
         rows: each point's ``values`` by option, and its numbers; its text under "method" or "out".
     """
 
-    grid: Grid
+    grid: SettingsGrid
     metric: str
     rows: tuple[Mapping[str, Any], ...]
 
@@ -281,7 +281,7 @@ def sweep(
 
 def train_sweep(
     recipe: str,
-    grid: Grid,
+    grid: SettingsGrid,
     data: str,
     running: Running,
     *,
@@ -331,7 +331,7 @@ def train_sweep(
     return SweepResult(grid, metric, tuple(rows))
 
 
-def folder_name(point: Values) -> str:
+def folder_name(point: GridValues) -> str:
     """The folder of a run: its values, with a checksum if they are long.
 
     Example:

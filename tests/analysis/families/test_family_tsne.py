@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from made_subjects import reduced, subject
 from made_tables import rows
 from vitrim.analysis.families import results_of
-from vitrim.analysis.families.tsne import _Pruned, own_forms, silhouettes, tsne
+from vitrim.analysis.families.tsne import _PrunedTokens, own_forms, silhouettes, tsne
 from vitrim.core.registry import parse_method
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
@@ -76,7 +76,7 @@ def test_concatenated_tokens_are_as_they_were_when_pruned(model: nn.Module, data
     form = parse_method("cropr:r=4").rejoining()["concat"]
     decisions: list[Any] = []
 
-    class Both(_Pruned):
+    class Both(_PrunedTokens):
         def __init__(self, contestant: Contestant) -> None:
             super().__init__(contestant)
             self.other = ReducerCalls(self.reduction, scores=True)

@@ -7,16 +7,15 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped, names_of
 from vitrim.analysis.figures import PairMap, draw_pair_maps, draws
 from vitrim.analysis.record import Record
+from vitrim.analysis.statistics import Floats
 from vitrim.errors import VitrimError
 from vitrim.plots.charts import colour_bar, heat, short
 from vitrim.style import SMALL, sheet
-
-Floats = NDArray[np.float64]
 
 
 class MeanDepth(NamedTuple):

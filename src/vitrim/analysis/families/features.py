@@ -11,7 +11,7 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped
 from vitrim.analysis.figures import Panel, draws, line_panels, styles
@@ -26,12 +26,10 @@ from vitrim.analysis.proxies import (
     with_differences,
 )
 from vitrim.analysis.record import Record, check_comparable
-from vitrim.analysis.statistics import spearman_ci, spearman_kendall
+from vitrim.analysis.statistics import Floats, spearman_ci, spearman_kendall
 from vitrim.errors import VitrimError
 from vitrim.report import DENSE
 from vitrim.style import SMALL, TEXT, method_of, names_below, panels
-
-Floats = NDArray[np.float64]
 
 
 def center(features: ArrayLike) -> Floats:

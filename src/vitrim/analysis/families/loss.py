@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped
 from vitrim.analysis.figures import Panel, draws, line_panels, styles
 from vitrim.analysis.record import Record
-from vitrim.analysis.statistics import moments
+from vitrim.analysis.statistics import Floats, moments
 from vitrim.analysis.subject import Observer, Subject
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import plan
@@ -30,7 +30,6 @@ from vitrim.plots.charts import Line, line, short
 from vitrim.style import SMALL, TEXT, panels
 
 TINY = float(np.finfo(np.float64).tiny)
-Floats = NDArray[np.float64]
 
 
 class MergingError(NamedTuple):

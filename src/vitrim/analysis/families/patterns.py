@@ -17,14 +17,12 @@ from vitrim.analysis.family import FamilyResult, TableRow, Tables, fullest, grou
 from vitrim.analysis.figures import PairMap, Panel, draw_pair_maps, draws, line_panels, styles
 from vitrim.analysis.proxies import anchor_rows, draw_anchors, scores_of
 from vitrim.analysis.record import Record, check_comparable
-from vitrim.analysis.statistics import moments
+from vitrim.analysis.statistics import Floats, moments
 from vitrim.plots.charts import short
 from vitrim.report import Table
 from vitrim.style import TEXT, method_of
 
 # ---- overlap of sets -------------------------------------------------------------------------------------------------
-
-Floats = NDArray[np.float64]
 
 
 def iou(a: ArrayLike, b: ArrayLike) -> Floats:

@@ -54,7 +54,9 @@ def router(subject: Subject) -> FamilyResult:
     patches, and ``NAME/depth`` (E, P), the block before or in which each patch was removed, L if it never was (for
     A-ViT, the depth at which it halts).
     """
-    observers = {one.name: one.by_block() for one in _Scores.over(subject, subject.methods, subject.batches(IMAGES))}
+    observers = {
+        one.name: one.by_block() for one in _RouterScores.over(subject, subject.methods, subject.batches(IMAGES))
+    }
     result = FamilyResult(images=len(subject.places(IMAGES)))
     result.notes += [
         f"{name} is left out of router: it does not rank patches" for name, blocks in observers.items() if not blocks
@@ -97,7 +99,7 @@ def _numbers(scores: Any, stays: Any, following: Any) -> TableRow:
     }
 
 
-class _Scores(Observer):
+class _RouterScores(Observer):
     """Per block, the scores of one model's patches and a mask of those that are kept."""
 
     def __init__(self, contestant: Contestant) -> None:

@@ -55,7 +55,7 @@ def tsne(subject: Subject) -> FamilyResult:
             result.notes.append(f"{name} has not learned its routers: it prunes at random")
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
         most = POINTS // max(blocks, 1)
-        observers = _Pruned.over(subject, list(forms.values()), subject.batches(most))
+        observers = _PrunedTokens.over(subject, list(forms.values()), subject.batches(most))
         result.images = len(subject.places(most))
         for fusion, observer in zip(forms, observers, strict=True):
             parts = {block: tokens for block, (tokens,) in observer.by_block().items() if len(tokens)}
@@ -114,7 +114,7 @@ def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
     return [float(each.mean()), *(float(each[groups == label].mean()) for label in different)]
 
 
-class _Pruned(Observer):
+class _PrunedTokens(Observer):
     """The best pruned token of each image and router of one model, as the head receives it."""
 
     def __init__(self, contestant: Contestant) -> None:

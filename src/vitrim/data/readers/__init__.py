@@ -24,8 +24,8 @@ from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.errors import check_known
 
-Data = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
-Reader = Callable[..., Data]
+AnyDataset = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
+Reader = Callable[..., AnyDataset]
 R = TypeVar("R", bound=Reader)
 
 TASKS = ("classification", "multilabel", "segmentation", "detection", "instances")

@@ -25,7 +25,7 @@ _NONE = ""
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ImageRow:
     path: str
     names: tuple[str, ...]
     split: str
@@ -72,7 +72,7 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
     return MultiLabelDataset(paths, targets, class_names=class_names, source=source, split=name)
 
 
-def _original(root: Path, source: str) -> list[_Row]:
+def _original(root: Path, source: str) -> list[_ImageRow]:
     """The images of both lists, and the concepts whose files have a 1 in their line."""
     folder = next(
         (each for each in (root / "Groundtruth" / "TrainTestLabels", root / "TrainTestLabels") if each.is_dir()), None
@@ -84,7 +84,7 @@ def _original(root: Path, source: str) -> list[_Row]:
     if not concepts:
         raise DataError(f"{folder} has no file such as Labels_sky_Train.txt")
     images = next((name for name in ("Flickr", "images") if (root / name).is_dir()), "")
-    rows: list[_Row] = []
+    rows: list[_ImageRow] = []
     for split, name in _LISTS.items():
         listed = [line.strip().replace("\\", "/") for line in read_text(root / "ImageList" / name, source).splitlines()]
         paths = [line for line in listed if line]
@@ -100,13 +100,13 @@ def _original(root: Path, source: str) -> list[_Row]:
             columns.append(values)
         for path, marks in zip(paths, zip(*columns, strict=True), strict=True):
             names = tuple(concept for concept, mark in zip(concepts, marks, strict=True) if mark == "1")
-            rows.append(_Row(f"{images}/{path}" if images else path, names, split))
+            rows.append(_ImageRow(f"{images}/{path}" if images else path, names, split))
     return rows
 
 
-def _read(file: Path, source: str) -> list[_Row]:
+def _read(file: Path, source: str) -> list[_ImageRow]:
     lines = csv.reader(StringIO(read_text(file, source)))
-    rows: list[_Row] = []
+    rows: list[_ImageRow] = []
     try:
         header: list[str] = next(lines, [])
         if len(header) < 3 or header[1].strip() != "label":
@@ -121,7 +121,7 @@ def _read(file: Path, source: str) -> list[_Row]:
                 names = None
             if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
                 raise DataError(f"the label in {where} is {cells[1]!r}; expected a list such as ['clouds', 'sky']")
-            rows.append(_Row(cells[0], tuple(names), cells[2]))
+            rows.append(_ImageRow(cells[0], tuple(names), cells[2]))
     except csv.Error as error:
         raise DataError(f"cannot read {file}: {error} in line {lines.line_num}") from error
     if not rows:

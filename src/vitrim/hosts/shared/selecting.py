@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitrim.core.selection import Choice, Grid, Seen, Selector
+from vitrim.core.selection import Choice, FrameGrid, Seen, Selector
 from vitrim.core.tokens import ImagePlaces, Note, decision_dtype
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import cells_of
@@ -123,7 +123,7 @@ class Candidates:
     features: Tensor
     flags: Tensor
     front: int = 0
-    grid: Grid | None = None
+    grid: FrameGrid | None = None
     more: Mapping[str, Any] | None = None
 
     def chosen(self, choice: Choice) -> ChosenTokens:
@@ -202,7 +202,7 @@ def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Te
     return list(whole.split(list(prompt_runs)))
 
 
-def grid_of(tokens: int, frames: int, rows: int, columns: int) -> Grid | None:
+def grid_of(tokens: int, frames: int, rows: int, columns: int) -> FrameGrid | None:
     """The grid of ``tokens`` that are made of ``frames`` of ``rows`` x ``columns`` patches; None if it is unknown.
 
     Each token is made of a square of patches, and those at an edge that fill no square are left out.

@@ -73,7 +73,7 @@ class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, rf_detr.RfDetrDinov2
         return bool(self.global_attention)
 
 
-class _Rows(DenseBackbone):
+class _RowsBackbone(DenseBackbone):
     """A backbone whose windows are batch rows."""
 
     has_maps = False
@@ -126,7 +126,7 @@ class _Rows(DenseBackbone):
         return int(getattr(cls.trunk(model).config, cls.windows_name))
 
 
-class HFLwDetr(_Rows):
+class HFLwDetr(_RowsBackbone):
     """LW-DETR's ViT, alone or in the detector: [windows](hosts.md#windows) that are batch rows. Square images only."""
 
     name = "transformers LW-DETR"
@@ -137,7 +137,7 @@ class HFLwDetr(_Rows):
     windows_name = "num_windows_side"
 
 
-class HFRfDetr(_Rows):
+class HFRfDetr(_RowsBackbone):
     """RF-DETR's DINOv2, alone or in the detector: as LW-DETR, with a class token in every window."""
 
     name = "transformers RF-DETR"

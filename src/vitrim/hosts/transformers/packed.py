@@ -23,15 +23,13 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import Installed
-from vitrim.core.plan import HostFacts
+from vitrim.core.plan import Grid, HostFacts
 from vitrim.core.tokens import Asked, TokenState
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.blocks import hand_stamp
 from vitrim.hosts.shared.padding import Group, run_groups
 from vitrim.hosts.transformers.common import USUAL_SIDE, ConnectedTower, LayerCall, ReducedJointLayer, ReducedLayer
 from vitrim.hosts.transformers.library import TransformersLibrary
-
-Grid = tuple[int, int]
 
 
 @dataclass(eq=False)

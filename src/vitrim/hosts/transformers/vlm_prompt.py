@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrim.core.reduce import HANDLE, Selection, handle_of, reduced_parts
 from vitrim.core.registry import host_of
-from vitrim.core.selection import Choosing, Grid, Selector
+from vitrim.core.selection import Choosing, FrameGrid, Selector
 from vitrim.core.tokens import Asked, ImagePlaces, TokenState, Trace
 from vitrim.core.versions import require
 from vitrim.errors import VitrimError
@@ -377,16 +377,16 @@ class ImagePrompt:
         base = self.model.base_model
         return getattr(base, f"get_{kind}_features", None) or base.get_image_features
 
-    def grids(self, kind: str, images: Sequence[Tensor]) -> list[Grid | None]:
+    def grids(self, kind: str, images: Sequence[Tensor]) -> list[FrameGrid | None]:
         """Frames, rows and columns of the tokens of every image or video; None if the inputs do not tell."""
-        unknown: list[Grid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
+        unknown: list[FrameGrid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
         patches = self.patches(kind)
         if len(patches) != len(images):
             return unknown
         found = [grid_of(len(image), *grid) for image, grid in zip(images, patches, strict=True)]
         return [own or other for own, other in zip(found, unknown, strict=True)]
 
-    def patches(self, kind: str) -> list[Grid]:
+    def patches(self, kind: str) -> list[FrameGrid]:
         """Frames, rows and columns of the patches of every image or video, from the inputs; empty if they do not say.
 
         Models have them under different names; tokens are in raster order in all of them.

@@ -16,7 +16,7 @@ from vllm.model_executor.models import qwen2_5_vl, qwen2_vl, qwen3_vl
 from vllm.model_executor.models.interfaces import supports_multimodal_pruning
 from vllm.platforms import current_platform
 
-from vitrim.core.selection import Choice, Grid
+from vitrim.core.selection import Choice, FrameGrid
 from vitrim.serving.vllm.selecting import Selecting, selecting
 
 DIGIT = 128
@@ -59,12 +59,12 @@ class Axes(Selecting):
             CPUModelRunner.is_multimodal_pruning_enabled = property(positions_follow, lambda runner, value: None)
 
     @staticmethod
-    def grid(config: Any, item: Mapping[str, Any]) -> Grid:
+    def grid(config: Any, item: Mapping[str, Any]) -> FrameGrid:
         frames, rows, columns = item["image_grid_thw"].tolist()
         merge = config.vision_config.spatial_merge_size
         return frames, rows // merge, columns // merge
 
-    def left(self, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
+    def left(self, part: Tensor, choice: Choice, grid: FrameGrid) -> Tensor:
         own = super().left(part, choice, grid)
         return torch.cat([own, written(choice.kept, *grid[1:]).to(own.dtype)], dim=1)
 

@@ -13,7 +13,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import PromptUpdateDetails
 
 from vitrim.core.registry import parse_selector
-from vitrim.core.selection import Choice, Grid
+from vitrim.core.selection import Choice, FrameGrid
 from vitrim.hosts.shared.selecting import Candidates, choose
 from vitrim.serving.vllm.setting import mark, stay
 
@@ -42,12 +42,12 @@ class Selecting:
         return None
 
     @staticmethod
-    def grid(config: Any, item: Mapping[str, Any]) -> Grid | None:
+    def grid(config: Any, item: Mapping[str, Any]) -> FrameGrid | None:
         """Frames, rows and columns of the tokens of an image; None: unknown."""
         return None
 
     @classmethod
-    def units(cls, config: Any, item: Mapping[str, Any], total: int) -> list[Grid]:
+    def units(cls, config: Any, item: Mapping[str, Any], total: int) -> list[FrameGrid]:
         """Grids of the separately selected units of an image of ``total`` tokens."""
         tile = cls.tile(config)
         return [(1, 1, tile)] * (total // tile) if tile else [cls.grid(config, item) or (1, 1, total)]
@@ -57,7 +57,7 @@ class Selecting:
         found = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         if found is None or not len(found):
             return found
-        pieces: list[tuple[int, Tensor, Grid]] = []
+        pieces: list[tuple[int, Tensor, FrameGrid]] = []
         for place, image in enumerate(found):
             item = {name: kwargs[name][place] for name in self.grid_fields}
             grids = self.units(self.config, item, len(image))
@@ -70,7 +70,7 @@ class Selecting:
             left[place].append(self.left(part, choice, grid))
         return [torch.cat(parts) for parts in left]
 
-    def left(self: Any, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
+    def left(self: Any, part: Tensor, choice: Choice, grid: FrameGrid) -> Tensor:
         """Kept tokens of ``part`` (n, C) on ``grid``; features for further layers, after the width, follow."""
         width = self.vitrim_width
         return torch.cat(
