@@ -24,7 +24,7 @@ from script import Row, exactly, from_shell, spread, table, write_json
 from vitrim import Budget, MethodConfig, ReductionWarning, create_model, parse_method, reduce_
 from vitrim.engines import machine
 from vitrim.engines.copies import dense_copies
-from vitrim.measure.bench import promised_speedups
+from vitrim.measure.bench import macs_speedups
 from vitrim.measure.latency import fastest, paired_speedup, summarise, time_interleaved
 
 METHODS = ("tome:r=16", "evit:keep_rate=0.495", "topk:keep_rate=0.525", "atm:alpha=0.3905,beta=0.0,theta_min=0.0")
@@ -52,7 +52,7 @@ def measure(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, b
     reduced = {config.describe(): copy.deepcopy(model) for config in configs}
     for config in configs:
         reduce_(reduced[config.describe()], config)
-    promised = promised_speedups(model, reduced, [images])
+    promised = macs_speedups(model, reduced, [images])
     times = time_interleaved(
         {name: runner(each, images) for name, each in (kernels | reduced).items()}, images.device, budget
     )
@@ -61,7 +61,7 @@ def measure(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, b
     for name in reduced:
         speedup = paired_speedup(times[dense], times[name])
         row = {"method": name, "p50_ms": summarise(times[name]).p50_ms, "speedup": speedup.median}
-        row |= {"speedup_q1": speedup.q1, "speedup_q3": speedup.q3, "promised_speedup": promised[name]}
+        row |= {"speedup_q1": speedup.q1, "speedup_q3": speedup.q3, "macs_speedup": promised[name]}
         rows.append({**row, "ratio": speedup.median / promised[name]})
     return rows
 
@@ -71,7 +71,7 @@ def markdown(rows: Sequence[Row]) -> str:
     cells: list[Sequence[object]] = [(rows[0]["method"], f"{rows[0]['p50_ms']:.0f}", "", "", "")]
     for row in rows[1:]:
         faster = spread(row["speedup"], row["speedup_q1"], row["speedup_q3"])
-        promise = f"{row['promised_speedup']:.2f}", f"{row['ratio']:.2f}"
+        promise = f"{row['macs_speedup']:.2f}", f"{row['ratio']:.2f}"
         cells.append((f"`{row['method']}`", f"{row['p50_ms']:.0f}", faster, *promise))
     return table(("method", "ms", "speed-up", "promised", "ratio"), cells)
 

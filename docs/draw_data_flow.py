@@ -36,7 +36,7 @@ def note(x: float, y: float, text: str, colour: str = INK, anchor: str = "middle
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="13" fill="{colour}">{text}</text>'
 
 
-def drawing() -> str:
+def seeded_draws() -> str:
     """The SVG: the model above, one of its blocks below it, and what a method adds at the bottom."""
     parts = []
     for index, lines in enumerate(
@@ -94,4 +94,4 @@ def drawing() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(drawing(), encoding="utf-8")
+    FILE.write_text(seeded_draws(), encoding="utf-8")

@@ -89,7 +89,7 @@ def test_values_are_put_into_words() -> None:
 
 def test_the_drawing_is_what_its_script_draws() -> None:
     drawing = load(DOCS / "draw_data_flow.py", "docs_draw_data_flow")
-    assert drawing.FILE.read_text() == drawing.drawing()
+    assert drawing.FILE.read_text() == drawing.seeded_draws()
 
 
 WITH_PYTHON = [page for page in PAGES if "```python" in (ROOT / page).read_text()]

@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 import vitrim
 from vitrim.data import DataError
-from vitrim.engines.machine import drawing
+from vitrim.engines.machine import seeded_draws
 from vitrim.errors import VitrimError
 from vitrim.measure import run as run_file
 from vitrim.measure.contestants import contestants
@@ -400,11 +400,11 @@ def test_decisions_about_a_single_image_have_its_shape():
 def test_nothing_is_seeded_but_what_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.manual_seed` seeds the generators of all accelerators, which nobody would put back."""
     before = torch.get_rng_state()
-    with drawing(torch.device("cpu"), 7):
+    with seeded_draws(torch.device("cpu"), 7):
         drawn = torch.rand(3)
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
     monkeypatch.setattr(torch, "manual_seed", None)
-    with drawing(torch.device("cpu"), 7):
+    with seeded_draws(torch.device("cpu"), 7):
         assert torch.equal(torch.rand(3), drawn)
     assert torch.equal(torch.get_rng_state(), before)
 

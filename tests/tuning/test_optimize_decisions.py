@@ -23,7 +23,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.store import Store
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.halving import Evaluator
-from vitrim.tuning.optimize_race import Candidate, Race, Rung
+from vitrim.tuning.optimize_race import Candidate, Race, ScoredSetting
 from vitrim.tuning.optimize_report import in_words
 from vitrim.tuning.proxy import DatasetImages
 
@@ -91,7 +91,7 @@ def race(tables: Tables, *, labels: bool = True, engines: Any = (FAST,)) -> Any:
     return made
 
 
-def ladder(name: str, kind: str, *shares: float) -> Any:
+def schedule(name: str, kind: str, *shares: float) -> Any:
     """Settings topk:keep_rate=SHARE of a method of this kind, mildest first."""
     base = SimpleNamespace(kind=kind)
     at = {share: parse_method(f"topk:keep_rate={share - len(name) / 1000:.4f}") for share in shares}
@@ -104,10 +104,12 @@ DENSE = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.0, 0.0)
 
 
 def reduced(tables: Tables, settings: Any, *, bound: float = 0.02, speedup: float | None = None, **how: Any) -> Any:
-    """What is chosen of settings (share of the MACs, name, KL, loss), mildest first, of one ladder; the race."""
+    """What is chosen of settings (share of the MACs, name, KL, loss), mildest first, of one schedule; the race."""
     made = race(tables, **how)
     made.slope = 0.5
-    made.known = {"one": [Rung(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in settings]}
+    made.known = {
+        "one": [ScoredSetting(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in settings]
+    }
     return made.reduced(DENSE, bound, speedup), made
 
 
@@ -149,31 +151,33 @@ def test_the_fastest_dense_file_within_the_bound() -> None:
 # ---- what races ------------------------------------------------------------------------------------------------------
 
 
-def scored(ladders: Any, lost: Any, monkeypatch: pytest.MonkeyPatch, kept: int = 1) -> Any:
+def scored(schedules: Any, lost: Any, monkeypatch: pytest.MonkeyPatch, kept: int = 1) -> Any:
     for name, value in {"SHARES": (0.9, 0.7), "RACED_AT": 0.7, "KEPT": kept}.items():
         monkeypatch.setattr(racing, name, value)
     made = race(Tables(lost=lost))
-    made.ladders = lambda configs: ladders
+    made.schedules = lambda configs: schedules
     made.score([])
     return made
 
 
 def test_the_best_of_the_race_and_the_best_that_prunes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pruning may win by time where merging wins by MACs: its best goes on, though others are before it."""
-    ladders = [ladder(name, kind, 0.9, 0.7) for name, kind in (("a", "prune"), ("bb", "merge"), ("ccc", "prune"))]
+    schedules = [schedule(name, kind, 0.9, 0.7) for name, kind in (("a", "prune"), ("bb", "merge"), ("ccc", "prune"))]
     kl = {"a": 0.3, "bb": 0.1, "ccc": 0.2}
-    lost = {one.at(share).describe(): score(kl[one.name] * (1 - share), 0.0) for one in ladders for share in (0.9, 0.7)}
-    assert list(scored(ladders, lost, monkeypatch).known) == ["bb", "ccc"]
-    assert list(scored(ladders, lost, monkeypatch, kept=2).known) == ["bb", "ccc"]  # not twice
-    assert list(scored(ladders[1:2], lost, monkeypatch).known) == ["bb"]
-    assert [share for share, *_ in scored(ladders, lost, monkeypatch).known["bb"]] == [0.9, 0.7]
+    lost = {
+        one.at(share).describe(): score(kl[one.name] * (1 - share), 0.0) for one in schedules for share in (0.9, 0.7)
+    }
+    assert list(scored(schedules, lost, monkeypatch).known) == ["bb", "ccc"]
+    assert list(scored(schedules, lost, monkeypatch, kept=2).known) == ["bb", "ccc"]  # not twice
+    assert list(scored(schedules[1:2], lost, monkeypatch).known) == ["bb"]
+    assert [share for share, *_ in scored(schedules, lost, monkeypatch).known["bb"]] == [0.9, 0.7]
 
 
 @pytest.mark.parametrize("kls", [(0.1, 0.2), (0.02, 0.28)])
 def test_slope_is_loss_per_nat(kls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses of exactly 0.5 per nat give 0.5, whatever the divergences; settings beyond 0.3 nats do not count."""
-    one = ladder("a", "merge", 0.9, 0.7)
-    far = ladder("bb", "merge", 0.7)
+    one = schedule("a", "merge", 0.9, 0.7)
+    far = schedule("bb", "merge", 0.7)
     settings = dict(zip((0.9, 0.7), kls, strict=True))
     lost = {one.at(share).describe(): score(kl, 0.5 * kl) for share, kl in settings.items()}
     lost[far.at(0.7).describe()] = score(0.31, 0.9)
@@ -181,7 +185,7 @@ def test_slope_is_loss_per_nat(kls: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_slope_is_one_image_at_the_largest_divergence_where_none_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = ladder("a", "merge", 0.9, 0.7)
+    one = schedule("a", "merge", 0.9, 0.7)
     lost = {one.at(0.9).describe(): score(0.05, 0.0), one.at(0.7).describe(): score(0.25, 0.0)}
     assert scored([one], lost, monkeypatch).slope == pytest.approx(1 / IMAGES / 0.25)
 
@@ -230,7 +234,9 @@ def test_what_the_precision_loses_is_taken_off_the_bound() -> None:
     tables = Tables(MS, LOSSES)
     made = race(tables)
     made.slope = 0.5
-    made.known = {"one": [Rung(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    made.known = {
+        "one": [ScoredSetting(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]
+    }
     dense = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.02, 0.0)})
     made.reduced(dense, 0.02, None)
     assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.7", "topk:keep_rate=0.8"]
@@ -239,7 +245,9 @@ def test_what_the_precision_loses_is_taken_off_the_bound() -> None:
 def test_what_the_precision_disagrees_is_taken_off_without_labels() -> None:
     tables = Tables(MS, LOSSES)
     made = race(tables, labels=False)
-    made.known = {"one": [Rung(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    made.known = {
+        "one": [ScoredSetting(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]
+    }
     made.reduced(Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(9.0, 0.012)}), 0.02, None)
     assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.8", "topk:keep_rate=0.9"]
 
@@ -314,13 +322,13 @@ def test_where_the_speed_is_not_had_the_strongest_setting_is_timed() -> None:
 
 
 def test_no_more_are_timed_and_scored_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five ladders the three with the fewest MACs are timed, and the two fastest of these scored."""
+    """Of five schedules the three with the fewest MACs are timed, and the two fastest of these scored."""
     monkeypatch.setattr(racing, "TIMED", 3)
     monkeypatch.setattr(racing, "FINALISTS", 2)
     ms = {"fast fp32": 8.0, **dict(zip((name for _, name, *_ in SETTINGS), (7.0, 2.0, 5.0, 6.0, 4.0), strict=True))}
     tables = Tables(ms, {name: score(0.0, 0.0) for _, name, *_ in SETTINGS})
     made = race(tables)
-    made.known = {name: [Rung(share, parse_method(name), score(0.0, 0.0))] for share, name, *_ in SETTINGS}
+    made.known = {name: [ScoredSetting(share, parse_method(name), score(0.0, 0.0))] for share, name, *_ in SETTINGS}
     chosen = made.reduced(DENSE, 0.02, None)
     assert sorted(tables.timed[1:]) == [f"topk:keep_rate={rate}" for rate in (0.5, 0.6, 0.7)]
     assert tables.scored == ["topk:keep_rate=0.5", "topk:keep_rate=0.7"]
@@ -334,7 +342,7 @@ def test_at_a_speed_those_that_lose_least_are_scored(monkeypatch: pytest.MonkeyP
     made = race(tables)
     lost = {0.5: 0.03, 0.6: 0.01, 0.7: 0.02}
     made.known = {
-        str(share): [Rung(share, parse_method(f"topk:keep_rate={share}"), score(0.1, loss))]
+        str(share): [ScoredSetting(share, parse_method(f"topk:keep_rate={share}"), score(0.1, loss))]
         for share, loss in lost.items()
     }
     assert made.reduced(DENSE, 0.0, 1.3).name == "topk:keep_rate=0.6"

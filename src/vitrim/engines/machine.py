@@ -79,7 +79,7 @@ def processor() -> str:
 
 
 @contextmanager
-def drawing(device: torch.device, seed: int) -> Iterator[None]:
+def seeded_draws(device: torch.device, seed: int) -> Iterator[None]:
     """Seed the generators of the CPU and of ``device`` within the block, and restore them afterwards.
 
     `torch.manual_seed` would also seed generators of other accelerators, which are not restored. On an accelerator
@@ -88,9 +88,9 @@ def drawing(device: torch.device, seed: int) -> Iterator[None]:
 
     Example:
         >>> import torch
-        >>> with drawing(torch.device("cpu"), 0):
+        >>> with seeded_draws(torch.device("cpu"), 0):
         ...     first = torch.rand(2)
-        >>> with drawing(torch.device("cpu"), 0):
+        >>> with seeded_draws(torch.device("cpu"), 0):
         ...     bool((torch.rand(2) == first).all())
         True
     """

@@ -29,7 +29,7 @@ from vitrim.engines.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.engines.engine import Eager, Engine, compilation, engines_named, listed
 from vitrim.engines.exported import Exported
 from vitrim.engines.formats.base import PRECISIONS
-from vitrim.engines.machine import drawing, environment
+from vitrim.engines.machine import environment, seeded_draws
 from vitrim.engines.macs import count_macs
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.engines.runnable import Module, Runnable, outputs
@@ -138,7 +138,7 @@ def bench(
     file = spec.model if isinstance(spec.model, Exported) else None
     names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
     engines, lacking = ([], []) if file is not None else engines_named(names, precisions, place)
-    with drawing(place, seed), ExitStack() as kept:
+    with seeded_draws(place, seed), ExitStack() as kept:
         loaded = load(spec, place, given)
         if file is not None:
             host, configs, learned = loaded.model, dict[str, MethodConfig](), None
@@ -372,8 +372,8 @@ def measure(
         One row per engine and precision for the dense model with its faster attention kernel (method "dense"), then one
         per method, engine and precision, each with ``method, engine, precision, compiled, images_per_second,
         latency_ms`` (p50, p95, min, iqr), ``rounds, peak_memory_mib`` (None if it cannot be measured), ``speedup,
-        speedup_q1, speedup_q3`` over the baseline, ``promised_speedup`` (dense MACs over reduced MACs), ``ratio``
-        (speedup over promised_speedup), ``dense_engine, dense_precision, dense_kernel`` of the baseline,
+        speedup_q1, speedup_q3`` over the baseline, ``macs_speedup`` (dense MACs over reduced MACs), ``ratio``
+        (speedup over macs_speedup), ``dense_engine, dense_precision, dense_kernel`` of the baseline,
         ``engine_speedup`` over the dense model on the same engine and precision, its ``dense_p50_ms`` (by kernel), and
         ``prepare_seconds`` (compiling or exporting, and the first run).
 
@@ -450,7 +450,7 @@ def _entries(
         for part, take in parts.items():
             # count the copies that are timed: learned reducers are initialised randomly in every copy
             reduced = {name: take(copies[name, ""]) for name in methods}
-            promised = promised_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
+            promised = macs_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
             for engine in engines:
                 for (name, kernel), copied in copies.items():
                     runs = name == DENSE or engine.obstacle(methods[name], len(ring[0])) is None
@@ -665,7 +665,7 @@ class Front(nn.Module):
         return front[1](images)
 
 
-def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:
+def macs_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:
     """Dense MACs over the MACs of every ``reduced`` model: the speed-up if time were proportional to MACs.
 
     Counted on all batches (B, C, H, W) of ``ring`` if counts depend on the images, else on one image.

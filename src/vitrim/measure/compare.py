@@ -21,7 +21,7 @@ from vitrim.data.dataset import calibrating
 from vitrim.engines.copies import take_learned
 from vitrim.engines.engine import Engine, compilation, engines_named, listed
 from vitrim.engines.exported import Exported
-from vitrim.engines.machine import drawing, environment
+from vitrim.engines.machine import environment, seeded_draws
 from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.bench import (
@@ -115,7 +115,7 @@ def compare(
     given, beside = parted(methods)
     place = place_of(spec)
     engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
-    with drawing(place, seed), warnings.catch_warnings():
+    with seeded_draws(place, seed), warnings.catch_warnings():
         loaded = spec.load(place)
         if not given and not beside:
             check_alone(loaded.model)

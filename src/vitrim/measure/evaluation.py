@@ -21,7 +21,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.data import DataError
 from vitrim.engines.copies import apart
 from vitrim.engines.exported import Exported
-from vitrim.engines.machine import drawing, environment
+from vitrim.engines.machine import environment, seeded_draws
 from vitrim.errors import VitrimError, check_known, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, ScoredModel
@@ -148,7 +148,7 @@ def evaluate(
         check_predictions(Path(results.predictions))
     device, dtype = place_of(spec), _dtype_of(spec)
     processes = Processes.launched(str(device) if spec.named or spec.device is not None else None)
-    with drawing(device, seed):
+    with seeded_draws(device, seed):
         loaded = load(spec, "cpu", configs)
         check_alike(loaded, list(files.values()))
         task, dataset, data = _task_and_images(loaded, images, results)

@@ -25,7 +25,7 @@ from vitrim.engines.copies import Apart, apart, shared_copy, take_learned
 from vitrim.engines.exported import Exported, sidecar, weights_beside
 from vitrim.engines.formats import format_named
 from vitrim.engines.formats.base import Format, check_quantiser
-from vitrim.engines.machine import drawing, environment
+from vitrim.engines.machine import environment, seeded_draws
 from vitrim.engines.program import as_read
 from vitrim.engines.writing import CHECKED, Draft, FileSpec, random_batch, write
 from vitrim.errors import VitrimError, check_known
@@ -110,7 +110,7 @@ def export(
     kind = format_named(wanted.to, path)
     _check_file(wanted, path, kind, source)
     tell = on_progress or (lambda _: None)
-    with drawing(torch.device("cpu"), seed), ExitStack() as kept:
+    with seeded_draws(torch.device("cpu"), seed), ExitStack() as kept:
         loaded = spec.load("cpu")
         plain = _plain(loaded.model)
         own = Apart(plain) if config is None else kept.enter_context(apart(plain))  # a method replaces the model's own

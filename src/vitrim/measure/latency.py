@@ -309,7 +309,7 @@ def speed_row(times_ms: ArrayLike, baseline_ms: ArrayLike, images: int, promised
         "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms, "iqr": latency.iqr_ms},
         "rounds": np.size(times_ms),
         **speedup.row,
-        "promised_speedup": promised,
+        "macs_speedup": promised,
         "ratio": speedup.median / promised,
     }
 

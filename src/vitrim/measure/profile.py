@@ -17,7 +17,7 @@ from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
 from vitrim.data import ImageDataset, batches, load_images
 from vitrim.engines.copies import apart
-from vitrim.engines.machine import drawing, environment
+from vitrim.engines.machine import environment, seeded_draws
 from vitrim.engines.macs import PARTS, Convention, Profile, profile_of
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.errors import VitrimError, one_line_errors
@@ -180,7 +180,7 @@ def _counted(
 ) -> _Counted:
     """Count one model, dense and under every method; a named model is created on ``device``."""
     place = torch.device(device) if spec.named else next(spec.model.parameters(), torch.empty(0)).device
-    with drawing(place, content.seed):
+    with seeded_draws(place, content.seed):
         loaded = _created(spec, device)
         with apart(loaded.model) as own:
             select = prompt.select or own.select

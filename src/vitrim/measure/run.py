@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.data import DataError
-from vitrim.engines.machine import drawing
+from vitrim.engines.machine import seeded_draws
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_folder, replaced, save_file
 from vitrim.measure.contestants import Contestant, contestants
@@ -112,7 +112,7 @@ class Measurement:
             dense = None
             for model, gauges in zip(self.models, self.gauges, strict=True):
                 # random draws depend on the seed and the batch only
-                with drawing(self.device, self.seed + batch.index), self.precision():
+                with seeded_draws(self.device, self.seed + batch.index), self.precision():
                     output = model.run(batch.images, batch.targets, count=any(gauge.counts_macs for gauge in gauges))
                 dense = dense or output
                 if batch.counts:

@@ -227,7 +227,7 @@ def _cells(row: Row, several: bool, agreement: bool) -> dict[str, str]:
         "peak MiB": "-" if peak is None else f"{peak:.1f}",
         "speed-up": f"{row['speedup']:.2f}",
         "q1-q3": f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
-        "promised": f"{row['promised_speedup']:.2f}",
+        "promised": f"{row['macs_speedup']:.2f}",
         "ratio": f"{row['ratio']:.2f}",
         **({"agree %": f"{100 * row['agreement']:.1f}" if "agreement" in row else ""} if agreement else {}),
     }
@@ -274,7 +274,7 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(f"dense in {first['precision']} on {first['engine']} has the top-1 of fp32 in {agrees}{right}")
     for method in others:
         row = best[method]
-        promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
+        promise = f"where its MACs promise {row['macs_speedup']:.2f}x"
         speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f})"
         if shows_only_cost(method):
             continue
@@ -308,12 +308,12 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
         >>> dense = {"peak_memory_mib": 9.0}
         >>> row = {"method": "tome:r=8", "batch_size": 1, "precision": "bf16", "engine": "eager",
         ...        "dense_kernel": "fused", "speedup": 0.97, "speedup_q1": 0.95, "speedup_q3": 0.99,
-        ...        "promised_speedup": 1.45, "peak_memory_mib": 8.0}
+        ...        "macs_speedup": 1.45, "peak_memory_mib": 8.0}
         >>> verdicts(row, dense)
         ['tome:r=8 does not pay at batch 1, bf16: 0.97x the speed of dense (fused), where its MACs promise 1.45x']
     """
     where = f"at {setting_text(row)}"
-    promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
+    promise = f"where its MACs promise {row['macs_speedup']:.2f}x"
     lines: list[str] = []
     if shows_only_cost(row["method"]):
         return lines

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
-from vitrim.engines.machine import drawing
+from vitrim.engines.machine import seeded_draws
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.reducer_calls import ReducerCalls
@@ -101,12 +101,12 @@ def rows_of(
     images = image[None].to(like.device, like.dtype)
     rows, dense = [], None
     for model in models:
-        with torch.no_grad(), drawing(like.device, seed):
+        with torch.no_grad(), seeded_draws(like.device, seed):
             counted = model.run(images, count=True)
         dense = dense or counted
         if model.reduction is not None:
             # without the count of MACs, to which the rankings would add
-            with torch.no_grad(), drawing(like.device, seed), ReducerCalls(model.reduction, scores=True) as calls:
+            with torch.no_grad(), seeded_draws(like.device, seed), ReducerCalls(model.reduction, scores=True) as calls:
                 output = model.run(images)
             text, chosen = _prediction(output, class_names)
             macs, full = (sum((one.macs or {}).values()) for one in (counted, dense))

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitrim.core.library import Size
 from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED
-from vitrim.engines.machine import drawing
+from vitrim.engines.machine import seeded_draws
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.plots.patches import Image, draw_kept, enlarged, groups_of, in_colour, sources_of
@@ -344,7 +344,7 @@ def draw_comparison(
     draw = _BoxDrawing(task, shown)
     columns, dense = [], None
     for model in models:
-        with torch.no_grad(), drawing(like.device, seed), _input_sizes(model) as sizes:
+        with torch.no_grad(), seeded_draws(like.device, seed), _input_sizes(model) as sizes:
             output = model.run(images, targets, count=True)
         dense = dense or output
         agreement = task.agreement(output.prediction, dense.prediction, targets)

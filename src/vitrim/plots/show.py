@@ -19,7 +19,7 @@ from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.selection import Selector
 from vitrim.data import eval_transform, spread
 from vitrim.data.transforms import geometry_of
-from vitrim.engines.machine import drawing, environment, select_device
+from vitrim.engines.machine import environment, seeded_draws, select_device
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.errors import VitrimError, check_installed
 from vitrim.files import check_folder
@@ -125,7 +125,7 @@ def show(
     given = None if source else given_images(data)
     device = None if spec.device is None else select_device(str(spec.device))
 
-    with drawing(torch.device("cpu"), seed):
+    with seeded_draws(torch.device("cpu"), seed):
         loaded = spec.load("cpu")
     pictures = _Drawn(loaded, device, folder, results.formats, seed, on_progress)
     data = replace(data, limit=FEW) if source and data.limit is None else data
@@ -207,7 +207,7 @@ def _image_tokens(pictures: _Drawn, host: Prefill, configs: Sequence[MethodConfi
     models = copies(host, configs)
     make, pixels = preparing(host)
     for name, title, image in images.each(make, host.shape[1:]):
-        with drawing(next(host.parameters()).device, pictures.seed):
+        with seeded_draws(next(host.parameters()).device, pictures.seed):
             drawn = image_token_rows(host, models, image)
         figure = draw_image_tokens(pixels(image), drawn, title=title)
         pictures.add(name, title, figure, {row.name: row.text for row in drawn})

@@ -35,7 +35,7 @@ from vitrim.engines.copies import reduced_copy
 from vitrim.engines.engine import Engine, engines_named, listed
 from vitrim.engines.exported import Exported, sidecar, staged, weights_beside
 from vitrim.engines.formats import formats
-from vitrim.engines.machine import drawing, environment
+from vitrim.engines.machine import environment, seeded_draws
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, ModelSpec
@@ -141,7 +141,7 @@ def optimize(
     wanted = None if methods is None else parse_methods(methods)
     folder, seed, tell = Path(results.folder or "optimized"), spec.seed or 0, on_progress or (lambda _: None)
     check_folder(folder)
-    with drawing(torch.device("cpu"), seed), quiet():
+    with seeded_draws(torch.device("cpu"), seed), quiet():
         inputs = _open(spec, source, wanted, engines[0], batch_size)
         facts = {
             "model": inputs.loaded.name,

@@ -85,7 +85,7 @@ FEW = {
 
 
 @dataclass(frozen=True)
-class Ladder:
+class RacedSchedule:
     """A method with a schedule: where it acts, and with which relative strength per block.
 
     Attributes:
@@ -108,8 +108,8 @@ class Ladder:
         return None if config is None else self.space.level(config)
 
 
-class Rung(NamedTuple):
-    """A setting of a ladder, its share of the dense MACs, and its ``loss, loss_error, kl`` on the first third."""
+class ScoredSetting(NamedTuple):
+    """A setting of a schedule, its share of the dense MACs, and its ``loss, loss_error, kl`` on the first third."""
 
     share: float
     config: MethodConfig
@@ -148,7 +148,7 @@ class Race:
 
     Attributes:
         rows: of everything that was timed; the first is PyTorch.
-        known: by ladder, the scored settings, mildest first.
+        known: by schedule, the scored settings, mildest first.
         slope: loss of top-1 per nat of divergence, fitted over these.
     """
 
@@ -162,7 +162,7 @@ class Race:
     folder: Path
     tell: Callable[[str], None]
     rows: list[dict[str, Any]] = field(default_factory=list)
-    known: dict[str, list[Rung]] = field(default_factory=dict)
+    known: dict[str, list[ScoredSetting]] = field(default_factory=dict)
     slope: float = 1.0
     step: int = 0
     _ready: dict[tuple[str, str], Runnable] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Race:
             configs = [one for one in configs if self.engines[0].obstacle(one, self.batch_size) is None]
         self.step = 1
         self.say(f"counting MACs of {len(configs)} methods")
-        kept = self._best_of(self.ladders(configs))
+        kept = self._best_of(self.schedules(configs))
         settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
         # levelling may make settings of two shares equal
         settings = list({(one.name, config.describe()): (one, config) for one, config in settings}.values())
@@ -208,26 +208,26 @@ class Race:
         self.step = 2
         scores = self.losses([config for _, config in settings])
         for (one, config), share, score in zip(settings, shares, scores, strict=True):
-            self.known.setdefault(one.name, []).append(Rung(share, config, score))
+            self.known.setdefault(one.name, []).append(ScoredSetting(share, config, score))
         self._fit_slope(scores)
 
-    def ladders(self, configs: Sequence[MethodConfig]) -> list[Ladder]:
+    def schedules(self, configs: Sequence[MethodConfig]) -> list[RacedSchedule]:
         """Every method with every schedule that it supports: its default blocks, and few blocks."""
-        found: list[Ladder] = []
+        found: list[RacedSchedule] = []
         for config in configs:
             space = Space.of(self.model, config)
             cost = MacsCost(self.model, space, [self._some(COUNTED if space.adaptive else 1)])
-            found.append(Ladder(space, cost, None, "every block" if space.placing is None else "its own stages"))
+            found.append(RacedSchedule(space, cost, None, "every block" if space.placing is None else "its own stages"))
             if space.size > 3:
                 for words, depths in FEW.items():
                     wanted = [round(depth * space.num_layers) for depth in depths]
                     point = normal([float(block in wanted) for block in space.blocks])
-                    found.append(Ladder(space, cost, point, words))
+                    found.append(RacedSchedule(space, cost, point, words))
         return found
 
-    def _best_of(self, ladders: Sequence[Ladder]) -> list[Ladder]:
-        """The ladders that diverge least from the dense model at one share; and the best one that prunes."""
-        raced = {one.name: (one, config) for one in ladders if (config := one.at(RACED_AT)) is not None}
+    def _best_of(self, schedules: Sequence[RacedSchedule]) -> list[RacedSchedule]:
+        """The schedules that diverge least from the dense model at one share; and the best one that prunes."""
+        raced = {one.name: (one, config) for one in schedules if (config := one.at(RACED_AT)) is not None}
         running = list({config.describe(): (one, config) for one, config in raced.values()}.values())
         raced_scores = halve([config for _, config in running], self.evaluator, least=KEPT)
         scores = [one[self.evaluator.proxy] for one in raced_scores]
@@ -275,12 +275,12 @@ class Race:
             speedup: over ``dense``, to reach with the least loss.
         """
         room = max(bound - max(self.expected(dense.row), 0.0), 0.0)
-        promising = [rung for rungs in self.known.values() for rung in self._promising(rungs, room, speedup)]
+        promising = [setting for scored in self.known.values() for setting in self._promising(scored, room, speedup)]
         timed = self._timed(promising, dense, "reduced")
         if speedup is not None and all(one.row["speedup"] < speedup for one in timed):
             # an engine gains less than MACs promise: only the strongest settings tell what can be reached
             done = {one.name for one in timed}
-            strongest = [rungs[-1] for rungs in self.known.values() if rungs[-1].config.describe() not in done]
+            strongest = [scored[-1] for scored in self.known.values() if scored[-1].config.describe() not in done]
             timed += self._timed(strongest, dense, "strongest")
         # score the fastest, or those with the least loss at the requested speed, as files on other images
         faster = [one for one in timed if one.row["speedup_q1"] > 1.0]
@@ -299,15 +299,17 @@ class Race:
         good = [one for one in finalists if self.fits(one.row, bound)]
         return min(good, key=lambda one: one.row["p50_ms"], default=None)
 
-    def _promising(self, rungs: Sequence[Rung], room: float, speedup: float | None) -> Sequence[Rung]:
-        """The settings of one ladder that are worth timing.
+    def _promising(
+        self, scored: Sequence[ScoredSetting], room: float, speedup: float | None
+    ) -> Sequence[ScoredSetting]:
+        """The settings of one schedule that are worth timing.
 
         Without a speed-up, the two strongest that fit: on the engine, or on other images, the strongest may fail. With
         one, the two mildest whose MACs promise it; if none has it, the strongest of all are timed, too.
         """
         if speedup is not None:
-            return [rung for rung in rungs if 1.0 / rung.share >= speedup][:2]
-        return list(takewhile(lambda rung: self.fits(rung.score, room), rungs))[-2:]
+            return [one for one in scored if 1.0 / one.share >= speedup][:2]
+        return list(takewhile(lambda one: self.fits(one.score, room), scored))[-2:]
 
     @property
     def fastest(self) -> Mapping[str, Any] | None:
@@ -315,15 +317,15 @@ class Race:
         rows = (row for row in self.rows if row["method"] != DENSE)
         return max(rows, key=lambda row: row["speedup"], default=None)
 
-    def _timed(self, rungs: Sequence[Rung], dense: Candidate, what: str) -> list[Candidate]:
+    def _timed(self, scored: Sequence[ScoredSetting], dense: Candidate, what: str) -> list[Candidate]:
         """Time the settings with the fewest MACs, and the dense file, in one run."""
-        if not rungs:
+        if not scored:
             return []
-        rungs = sorted(rungs, key=lambda rung: rung.share)[:TIMED]
+        scored = sorted(scored, key=lambda one: one.share)[:TIMED]
         self.step, engine = 4, dense.engine
-        pairs: list[tuple[MethodConfig | None, Engine]] = [(None, engine), *((rung.config, engine) for rung in rungs)]
+        pairs: list[tuple[MethodConfig | None, Engine]] = [(None, engine), *((one.config, engine) for one in scored)]
         found = []
-        for (share, config, score), row in zip(rungs, self.times(pairs, what)[1:], strict=True):
+        for (share, config, score), row in zip(scored, self.times(pairs, what)[1:], strict=True):
             facts = {"method": config.describe(), "engine": engine.label, "precision": engine.precision}
             own = {"loss": score["loss"], "loss_error": score["loss_error"], "images": self.images.count("search")}
             # a machine may be faster in one run than in another: only ratios within a run are comparable

@@ -373,7 +373,7 @@ def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Tri
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class CheckImages:
     """Images to score the result of a search on.
 
     Attributes:
@@ -386,20 +386,20 @@ class HeldOut:
     same: bool
 
 
-def _open_check(check: Any, loaded: Loaded, searched: ScoredData, dataset: Any) -> HeldOut:
+def _open_check(check: Any, loaded: Loaded, searched: ScoredData, dataset: Any) -> CheckImages:
     """Open ``check``: a dataset, ``SOURCE`` or ``SOURCE:SPLIT``; ``searched`` and ``dataset`` are the search's
     images."""
     if not isinstance(check, str | Path):
         task, found = open_task(
             loaded, ScoredData(check, task=searched.task, options=searched.options), embeddings=True
         )
-        return HeldOut(task, found, found.source, check is searched.source)
+        return CheckImages(task, found, found.source, check is searched.source)
     source, _, split = str(check).rpartition(":")
     if not source or "/" in split or "\\" in split:  # no colon, or that of a path
         source, split = str(check), ""
     task, found = open_task(loaded, replace(searched, source=source, split=split or None), embeddings=True)
     same = Path(source).resolve() == Path(searched.name(dataset)).resolve() and found.split == dataset.split
-    return HeldOut(task, found, str(check), same)
+    return CheckImages(task, found, str(check), same)
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ def _draw_schedule(report: TuneReport, result: Result, model: nn.Module, file: P
 
 
 def _check_held_out(
-    report: TuneReport, held_out: HeldOut, model: nn.Module, source: ScoredData, seed: int, folder: Path | None
+    report: TuneReport, held_out: CheckImages, model: nn.Module, source: ScoredData, seed: int, folder: Path | None
 ) -> None:
     """Score the dense model and the found settings on the images of ``check``."""
     trials = [trial for result in report.results for _, trial in result.pair]
