@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrim.cli.options import parse_methods, parse_options
+from vitrim.cli.options import parse_options
+from vitrim.core.registry import parse_methods
 from vitrim.data import SegmentationDataset, load_data, spread
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError

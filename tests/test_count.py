@@ -58,9 +58,7 @@ def walks() -> dict[str, list[str]]:
 @pytest.mark.parametrize("title", TITLES)
 def test_the_walks_of_the_page_are_those_of_the_code(title: str, walks: dict[str, list[str]]) -> None:
     section = PAGE.partition(f"### {title}\n")[2].partition("\n#")[0]
-    named = {
-        file for line in section.splitlines() if line[:3] == "| `" for file in re.findall(r"`(\w+/\S+?\.py)`", line)
-    }
+    named = {file for line in section.splitlines() if line[:3] == "| `" for file in re.findall(r"`([\w/]+\.py)`", line)}
     assert named == set(walks[title]) - {"__init__.py"}
 
 

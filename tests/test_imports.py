@@ -14,7 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrim"
 ROOMS = (
-    "version", "errors", "checked", "files", "report", "results", "progress", "core", "plain", "style", "methods",
+    "version", "errors", "checked", "files", "yaml_files", "report", "results", "progress", "core", "plain", "style",
+    "methods",
     "selectors", "data", "tasks", "weights", "models", "hosts", "loading", "engines", "measure", "plots", "training",
     "analysis", "tuning", "serving", "app", "", "cli", "__main__",
 )  # fmt: skip

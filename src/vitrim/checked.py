@@ -92,11 +92,11 @@ class Checked(BaseModel):
             kinds = cls.model_fields[name].annotation if name in cls.model_fields else Any
             entries = value if isinstance(value, list | tuple) else (value,)
             wanted = None
-            if bool not in (kinds, *get_args(kinds)) and kinds is not Any and any(type(one) is bool for one in entries):
+            if kinds is not Any and not _names(kinds, bool) and any(type(entry) is bool for entry in entries):
                 wanted = "a number or a word, not true or false"
             elif isinstance(value, set | frozenset):
                 wanted = "a list: a set has no order"
-            elif any(isinstance(one, int) and abs(one) >= LARGEST for one in entries):
+            elif any(isinstance(entry, int) and abs(entry) >= LARGEST for entry in entries):
                 wanted = "below 2**63"
             if wanted is not None:
                 raise ValueError(f"{name}={shown(value)}: must be {wanted}")
@@ -121,6 +121,11 @@ class Stored(BaseModel):
         """The ``content`` of a file called ``name``; `VitrimError` with all that is wrong."""
         with one_line_of(str(name), cls):
             return cls.model_validate(content)
+
+
+def _names(annotation: Any, kind: type) -> bool:
+    """Whether a type is ``kind`` or has it within: ``bool | None``, or an annotated one."""
+    return annotation is kind or any(_names(part, kind) for part in get_args(annotation))
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------

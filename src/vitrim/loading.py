@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from vitrim.checked import Refined, Seed, Stored, checked, one_line_of
 from vitrim.errors import VitrimError, check_installed, check_known, first_line, unknown
-from vitrim.files import read_yaml
+from vitrim.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     import torch

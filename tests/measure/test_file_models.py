@@ -12,6 +12,7 @@ import torch
 from made_files import PREPARED, file
 from vitrim.engines import Exported
 from vitrim.errors import VitrimError
+from vitrim.loading import ModelSpec
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.in_files import check_alike
 from vitrim.measure.probes import MacsProbe, Tokens
@@ -30,7 +31,7 @@ def model(**options: Any) -> torch.nn.Module:
 
 
 def test_a_file_of_the_same_images_is_compared() -> None:
-    check_alike(model(), [told(), told(interpolation="bilinear")])
+    check_alike(ModelSpec(model()).load(), [told(), told(interpolation="bilinear")])
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_a_file_of_the_same_images_is_compared() -> None:
 )
 def test_a_file_of_images_that_are_normalised_otherwise_is_refused(what: str, changed: dict[str, Any]) -> None:
     with pytest.raises(VitrimError, match=rf"m\.onnx takes images with {what} "):
-        check_alike(model(), [told(), told(**changed)])
+        check_alike(ModelSpec(model()).load(), [told(), told(**changed)])
 
 
 def test_bytes_are_those_that_were_read() -> None:

@@ -405,4 +405,4 @@ def _known(text: str, path: Path) -> dict[str, Any]:
     name = f"{path} as an exported model"
     known = _Metadata.of(parse_json(text, name), f"cannot read {name}")
     check_known(f"precision of {path}", known.precision, PRECISIONS)
-    return known.model_dump(exclude_unset=True)
+    return known.model_dump(mode="json", exclude_unset=True)  # tuples are lists again

@@ -24,9 +24,9 @@ from pydantic import Field, field_validator, model_validator
 from vitrim.checked import Checked, checked_call, one_line_of
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
-from vitrim.files import parse_yaml, read_yaml
 from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, flat, short
 from vitrim.training import study
+from vitrim.yaml_files import parse_yaml, read_yaml
 
 FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
