@@ -382,8 +382,8 @@ def measures_page() -> str:
     import count  # beside this file
 
     return (
-        "# Measures of the design\n\nCounted on the code when this page was made, by `python docs/count.py`; with `--walks` it\n"
-        "also follows what Python enters while it does one thing.\n\n" + count.table(count.rows(PACKAGE))
+        "# Measures of the design\n\nCounted on the code when this page was made, by `python docs/count.py`; "
+        "with `--walks`\nit also follows what Python enters while it does one thing.\n\n" + count.table(count.rows(PACKAGE))
     )
 
 
