@@ -383,7 +383,8 @@ def measures_page() -> str:
 
     return (
         "# Measures of the design\n\nCounted on the code when this page was made, by `python docs/count.py`; "
-        "with `--walks`\nit also follows what Python enters while it does one thing.\n\n" + count.table(count.rows(PACKAGE))
+        "with `--walks`\nit also follows what Python enters while it does one thing.\n\n"
+        + count.table(count.rows(PACKAGE))
     )
 
 
