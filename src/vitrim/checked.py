@@ -73,7 +73,13 @@ class Refined:
         """
         if type(given) is cls:
             return given
-        return cls(**vars(given)) if isinstance(given, Refined) else cls(given)  # type: ignore[call-arg]
+        if not isinstance(given, Refined):
+            return cls(given)  # type: ignore[call-arg]
+        unread = sorted(set(vars(given)) - {each.name for each in fields(cls)})  # type: ignore[arg-type]
+        if unread:
+            theirs = type(given).__name__
+            raise VitrimError(f"{theirs} has {', '.join(unread)}, which nothing reads here: give a {cls.__name__}")
+        return cls(**vars(given))
 
 
 class Checked(BaseModel):
@@ -230,6 +236,9 @@ def refusal(name: str, error: ValidationError, kind: Any = None, known: Collecti
         if entry["type"] in UNKNOWN:
             what = f"option of {name if known or not path else '.'.join(path)}"
             said_of = unknown(what, entry["loc"][-1], known or section.model_fields)
+            wider = [each.__name__ for each in _below(kind) if entry["loc"][-1] in each.__dataclass_fields__]
+            if wider:
+                return VitrimError(f"{said_of}; it is one of {' and '.join(wider)}")
             return VitrimError(f"{name}: {said_of}") if path and not known else said_of
         facts: dict[str, Any] = entry.get("ctx", {})
         words = "must be a {class_name}" if known and entry["type"] == "model_type" else SAID.get(entry["type"])
@@ -246,6 +255,13 @@ def refusal(name: str, error: ValidationError, kind: Any = None, known: Collecti
         if message not in messages:
             messages.append(message.removeprefix("must be ") if messages else message)
     return VitrimError(f"{name}: " + "; ".join(where + ", or ".join(messages) for where, messages in said.items()))
+
+
+def _below(kind: Any) -> Iterator[Any]:
+    """The classes with more fields than a `Refined` one."""
+    for each in kind.__subclasses__() if isinstance(kind, type) and issubclass(kind, Refined) else ():
+        yield each
+        yield from _below(each)
 
 
 def _where(loc: tuple[int | str, ...], kind: Any, known: list[str]) -> tuple[list[str], Any]:
