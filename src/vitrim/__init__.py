@@ -187,7 +187,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
-    if not name.startswith("_"):
+    if name[:1].isupper():  # `from vitrim import style` asks here first, and shall not import every method
         from vitrim.core.registry import methods, selectors
 
         for config in (*methods().values(), *selectors().values()):
