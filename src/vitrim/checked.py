@@ -130,7 +130,7 @@ class Stored(BaseModel):
 
 
 def _names(annotation: Any, kind: type) -> bool:
-    """Whether a type is ``kind`` or has it within: ``bool | None``, or an annotated one."""
+    """True if a type is ``kind`` or has it within, as ``bool | None`` has; also of an annotated one."""
     return annotation is kind or any(_names(part, kind) for part in get_args(annotation))
 
 

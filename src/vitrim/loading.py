@@ -490,7 +490,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
 
 
 class _RunRecipe(Stored):
-    """What is read of the recipe of a run."""
+    """The entries of a run's recipe by which its model is made and scored."""
 
     model: str
     model_options: ModelOptions | None = None

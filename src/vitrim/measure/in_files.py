@@ -39,7 +39,7 @@ def load(spec: ModelSpec, device: str | torch.device, methods: Sequence[MethodCo
 
 
 def place_of(spec: PlacedModel) -> torch.device:
-    """Where a model runs: on the device of its description, else on its own, and a model by name on the CPU."""
+    """The device of a model: that of its description, else its own; a model by name runs on the CPU."""
     if spec.device is None and isinstance(spec.model, nn.Module):
         return next(spec.model.parameters()).device
     return select_device(str(spec.device or "cpu"))
