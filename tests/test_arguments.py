@@ -60,6 +60,7 @@ def test_an_object_with_fewer_fields_is_completed_and_one_with_more_is_refused()
         (lambda: vitrim.FileSpec(size=(32, 32, 3)), r"size=\[32,32,3\]", "at most 2 entries"),
         (lambda: vitrim.FileSpec(classes="abc"), "classes=abc", "a list"),
         (lambda: vitrim.FileSpec(opset=99), "opset=99", "below "),
+        (lambda: vitrim.evaluate("a", 3, "b"), "methods=3", "or a text, or an Exported, or a list in brackets$"),
         (
             lambda: vitrim.FileSpec(presision="int8"),
             "unknown option of FileSpec 'presision'",

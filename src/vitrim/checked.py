@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, fields
@@ -246,6 +247,7 @@ def refusal(name: str, error: ValidationError, kind: Any = None, known: Collecti
         message = entry["msg"] if words is None else words.format(**facts | numbers)
         for plain, better in KNOWN.items():
             message = message.replace(plain, better)
+        message = re.sub(r"\ba (?=[AEIO][a-z])", "an ", message)  # names of classes
         where = ".".join(path)
         if message == "is missing":
             where += " "
