@@ -60,17 +60,12 @@ def checked(kind: type[T]) -> type[T]:
 
 
 class Refined:
-    """Base of the objects that refine an argument of several functions; the first field is the argument itself.
-
-    A function that reads more than others has a subclass with more fields.
-    """
+    """Base of the objects that refine an argument of several functions; the first field is the argument itself."""
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """``given`` as such an object: one with fewer fields is completed, anything else is its first field.
-
-        Raises:
-            VitrimError: an object with fields that are not read here.
+        """``given`` as such an object: one with fewer fields is completed, one with more refused, else it is the first
+        field.
         """
         if type(given) is cls:
             return given
@@ -91,9 +86,8 @@ class Checked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nothing_else(cls, values: Any) -> Any:
-        """Refuse what pydantic would turn into another value: a truth for a number, a set for a list.
-
-        Also an integer that no tensor holds.
+        """Refuse what pydantic would turn into another value: a truth for a number, a set for a list, an integer above
+        a tensor's.
         """
         for name, value in values.items() if isinstance(values, Mapping) else ():
             kinds = cls.model_fields[name].annotation if name in cls.model_fields else Any
@@ -139,10 +133,8 @@ def _names(annotation: Any, kind: type) -> bool:
 
 
 def checked_call(function: Callable[P, T], name: str | None = None) -> Callable[P, T]:
-    """``function``, which raises a `VitrimError` for an argument of another type than its annotation's.
-
-    Args:
-        name: of the function in messages; default: its own.
+    """``function``, called ``name`` in messages, which raises a `VitrimError` for an argument of another type than
+    annotated.
 
     Example:
         >>> @checked_call
@@ -198,8 +190,7 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 def one_line_of(name: str, kind: Any, known: Collection[str] = ()) -> Iterator[None]:
     """Turn the `ValidationError` of a ``kind`` of object or function into a `VitrimError` that begins with ``name``.
 
-    Args:
-        known: names of its fields or parameters, in order; default: those of a `Checked`.
+    ``known``: names of its fields or parameters, in order; default: those of a `Checked`.
     """
     try:
         yield
@@ -213,21 +204,20 @@ def refusal(name: str, error: ValidationError, kind: Any = None, known: Collecti
     Where several types are possible, what each of them requires; for a list with wrong entries only these.
 
     Example:
-        >>> from typing import Literal
         >>> class Mix(Checked):
         ...     alpha: float = Field(0.0, ge=0)
-        ...     kind: Literal["mixup", "cutmix"] = "mixup"
         >>> try:
-        ...     Mix.model_validate({"alpha": -1, "kind": "cut"})
+        ...     Mix.model_validate({"alpha": -1})
         ... except ValidationError as error:
         ...     print(refusal("mix", error, Mix))
-        mix: alpha=-1: must be at least 0; kind=cut: must be 'mixup' or 'cutmix'
+        mix: alpha=-1: must be at least 0
     """
     entries = error.errors(include_url=False)
     own = entries[0].get("ctx", {}).get("error")
     if isinstance(own, VitrimError) and not entries[0]["loc"]:  # a check of a whole object, which says all of it
         return own
     entries = [entry for entry in entries if entry["type"] in UNKNOWN] or entries
+    # For `list[int] | int` pydantic says both "no int" and which entry is wrong: the entry alone helps.
     in_lists = {entry["loc"][:1] for entry in entries if any(isinstance(part, int) for part in entry["loc"][1:])}
     said: dict[str, list[str]] = {}
     for entry in entries:
@@ -237,6 +227,7 @@ def refusal(name: str, error: ValidationError, kind: Any = None, known: Collecti
         if entry["type"] in UNKNOWN:
             what = f"option of {name if known or not path else '.'.join(path)}"
             said_of = unknown(what, entry["loc"][-1], known or section.model_fields)
+            # Fields that a subclass has are options of another command: say which object takes them.
             wider = [each.__name__ for each in _below(kind) if entry["loc"][-1] in each.__dataclass_fields__]
             if wider:
                 return VitrimError(f"{said_of}; it is one of {' and '.join(wider)}")
@@ -279,6 +270,7 @@ def _where(loc: tuple[int | str, ...], kind: Any, known: list[str]) -> tuple[lis
             path.append(part)
             kinds = [inside[part].annotation, *get_args(inside[part].annotation)]
             kind = next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), kind)
+    # An index at the end belongs to an alternative of the type, not to a name that a user wrote.
     while hasattr(kind, "model_fields") and path and path[-1].isdecimal():
         path.pop()
     return path, kind

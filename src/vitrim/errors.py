@@ -22,6 +22,7 @@ def one_line(text: str) -> str:
         483
     """
     text = re.sub(r"\s*[\r\n]+\s*", " ", text)
+    # Text of a stranger's file may hold control signs, which a terminal would obey: they are printed as escapes.
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     if len(text) <= LONGEST_LINE:
         return text
@@ -29,12 +30,7 @@ def one_line(text: str) -> str:
 
 
 class VitrimError(ValueError):
-    """Bad input. Nothing was changed; the command line prints the line and exits with code 2.
-
-    Example:
-        >>> str(VitrimError("no folder called\\nhere"))
-        'no folder called here'
-    """
+    """Bad input. Nothing was changed; the command line prints the line and exits with code 2."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(one_line(text) if isinstance(text, str) else text for text in args))
@@ -69,18 +65,8 @@ EXTRAS = {
 
 
 def check_installed(what: str, *packages: str, extra: str | None = None) -> None:
-    """Refuse to begin without the ``packages`` that are needed.
-
-    Args:
-        what: the beginning of the message: what needs them.
-        packages: names of modules; one that is not in `EXTRAS` is installed by itself.
-        extra: to install, if it is another one.
-
-    Raises:
-        MissingPackageError: names the first that is not installed, and its extra.
-
-    Example:
-        >>> check_installed("a figure", "errno", extra="analysis")
+    """Refuse to begin without the ``packages`` of ``what`` that are not installed; one that is not in `EXTRAS` is its
+    own.
     """
     missing = next((package for package in packages if find_spec(package) is None), None)
     if missing is not None:
@@ -99,11 +85,9 @@ class DataError(VitrimError):
 
     Example:
         >>> from vitrim.data import load_images
-        >>> try:
-        ...     load_images("no-such-folder")
-        ... except DataError as error:
-        ...     print(str(error).split(";")[0])
-        no-such-folder does not exist: there is no 'no-such-folder' in .
+        >>> load_images("no-such-folder")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        vitrim.errors.DataError: no-such-folder does not exist: there is no 'no-such-folder' in .; ...
     """
 
     def __init__(self, message: str) -> None:
@@ -116,14 +100,7 @@ class ReductionWarning(UserWarning):
 
 
 def check_known(what: str, given: object, valid: Collection[str]) -> None:
-    """Refuse a name that is not among the ``valid`` names.
-
-    Raises:
-        VitrimError: made by `unknown`.
-
-    Example:
-        >>> check_known("method", "tome", ["atm", "tome"])
-    """
+    """Refuse a name that is not among the ``valid`` names, with the error of `unknown`."""
     if given not in valid:
         raise unknown(what, given, valid)
 
@@ -151,6 +128,7 @@ def nearest(given: str, names: Iterable[str]) -> str | None:
         ('tome', None)
     """
     spelled = {name.lower(): name for name in names}
+    # One letter begins many names: a beginning counts from two letters on.
     longer = [name for name in spelled if len(given) > 1 and name.startswith(given.lower())]
     near = [min(longer, key=len)] if longer else difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.5)
     return spelled[near[0]] if near else None
@@ -161,14 +139,7 @@ WHERE = re.compile(r"(Exception from|Check '.*' failed at) \S+:\d+:")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line with a reason of a library's error message; the type of the error if the message is empty.
-
-    Example:
-        >>> first_line(RuntimeError("no memory\\nTraceback: ...")), first_line(KeyError())
-        ('no memory', 'KeyError')
-        >>> first_line(RuntimeError("Exception from src/cpp/core.cpp:84:\\nIncorrect weights in bin file!"))
-        'Incorrect weights in bin file!'
-    """
+    """The first line with a reason of a library's error message; the type of the error if the message is empty."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return next((line for line in lines if line and not WHERE.fullmatch(line)), lines[0])
 
@@ -191,11 +162,8 @@ def os_errors(what: str, kind: type[VitrimError] = VitrimError) -> Iterator[None
 
 @contextmanager
 def one_line_errors(setting: str, kept: str = "; settings finished before are kept") -> Iterator[None]:
-    """Turn an out-of-memory error, or an unsupported dtype, into a `VitrimError`.
-
-    Args:
-        setting: the setting that ran, for the message.
-        kept: end of the message, about earlier results.
+    """Turn an out-of-memory error, or an unsupported dtype, at a ``setting`` into a `VitrimError` that ends with
+    ``kept``.
     """
     import torch
 
@@ -204,6 +172,7 @@ def one_line_errors(setting: str, kept: str = "; settings finished before are ke
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise VitrimError(f"out of memory at {setting}{kept}") from error
     except RuntimeError as error:
+        # Torch's allocator for CPUs raises a plain RuntimeError: only its words tell it apart from a mistake.
         message = str(error)
         if any(sign in message for sign in ("can't allocate memory", "Storage size calculation overflowed")):
             raise VitrimError(f"out of memory at {setting}{kept}") from error

@@ -52,28 +52,14 @@ def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse an output folder that cannot be created or written to. Creates nothing.
-
-    Raises:
-        VitrimError: the path is empty or the current folder, a file blocks it, or permission is missing.
-
-    Example:
-        >>> check_folder(Path("runs/new"))
-    """
+    """Refuse an output folder that cannot be created or written to. Creates nothing."""
     if folder == Path():
         raise VitrimError("the folder to write to is the current one or empty: name another")
     _check_way(folder, folder)
 
 
 def check_file(file: Path) -> None:
-    """Refuse a file that `write_text` could not write. Creates nothing.
-
-    Raises:
-        VitrimError: the path is empty or a folder, a file blocks a parent folder, or permission is missing.
-
-    Example:
-        >>> check_file(Path("records/new.json"))
-    """
+    """Refuse a file that `write_text` could not write. Creates nothing."""
     if file == Path():
         raise VitrimError("cannot write .: it is a folder, or an empty name")
     with os_errors(f"cannot write {file}"):  # no permission to look, or a name that is too long
@@ -98,7 +84,7 @@ def read_json(file: Path) -> Any:
 
 
 def parse_json(text: str | bytes, name: object, kind: type[VitrimError] = VitrimError, *, hook: Any = None) -> Any:
-    """The content of a JSON text called ``name``; a ``kind`` of error if it is not valid. ``hook``: ``object_hook``.
+    """The content of a JSON text called ``name``; a ``kind`` of error if it is not valid.
 
     Example:
         >>> parse_json("[", "x.json")
@@ -117,9 +103,6 @@ def parse_json(text: str | bytes, name: object, kind: type[VitrimError] = Vitrim
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """``value`` as strict JSON: non-finite numbers become null, and mappings become dicts.
 
-    Raises:
-        TypeError: a value that JSON cannot represent.
-
     Example:
         >>> json_text({"box_AP": 0.5, "box_AP_large": float("nan"), "classes": (1, 2)})
         '{"box_AP": 0.5, "box_AP_large": null, "classes": [1, 2]}'
@@ -136,10 +119,9 @@ def _strict(value: Any) -> Any:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file atomically, and create its parent folders. Follows links, and writes into devices and pipes.
+    """Write a file atomically, with its parent folders. Follows links, and writes into devices and pipes.
 
-    Raises:
-        VitrimError: it cannot be written; an existing file is unchanged.
+    A `VitrimError` if it cannot be written; an existing file is unchanged.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -167,11 +149,7 @@ def written(file: Path) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """The folder in which vitrim keeps what it measured on this machine: ``vitrim`` in the user's cache.
-
-    Raises:
-        OSError: the user has no home.
-    """
+    """The folder in which vitrim keeps what it measured here; `OSError` if the user has no home."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     if Path(given).is_absolute():
         return Path(given) / "vitrim"
@@ -182,17 +160,15 @@ def cache_folder() -> Path:
 
 
 def remembered(name: str, key: str, measure: Callable[[], str], valid: Collection[str]) -> str:
-    """A choice that is made once on this machine: what the file ``name`` of `cache_folder` has for ``key`` or, at
-    first, ``measure()``.
+    """A choice that is made once on this machine: that of the file ``name`` of `cache_folder` for ``key``, else
+    ``measure()``.
 
-    Where the user's cache cannot be read or written, every process measures.
-
-    Args:
-        valid: possible choices; another one in the file does not count.
+    A choice that is not ``valid`` does not count. Without a cache to read and write, every process measures.
     """
     known: dict[str, str] = {}
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
+        # A process that was killed, or another version, may have left anything here: it is measured again.
         known = found if isinstance(found, dict) else {}
     if known.get(key) in list(valid):  # a list: the value may be unhashable
         return known[key]
@@ -203,17 +179,9 @@ def remembered(name: str, key: str, measure: Callable[[], str], valid: Collectio
 
 
 def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
-    """Read the lines of a log up to a damaged end, such as after a kill or on a full disk.
+    """Read the lines of a log, and their size in bytes, up to a damaged end, such as after a kill or on a full disk.
 
-    Args:
-        file: a log, written line by line.
-        parse: turns a line into a value; raises `ValueError` for a damaged line.
-
-    Returns:
-        The parsed lines, and their size in bytes.
-
-    Raises:
-        VitrimError: the file cannot be read, or intact lines follow a damaged line, which the message names.
+    ``parse`` raises `ValueError` for a damaged line. A damaged line with intact ones behind it is a `VitrimError`.
 
     Example:
         >>> import tempfile
@@ -226,6 +194,7 @@ def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
         data = file.read_bytes()
     found: list[T] = []
     size, damaged = 0, ""
+    # What follows the last newline was cut off while it was written: it is no line.
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             row = parse(line)
@@ -240,23 +209,10 @@ def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
 
 
 def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """safetensors' ``save_file`` with the usual file mode; the library makes files that only their owner can read.
-
-    Raises:
-        OSError, SafetensorError: it cannot be written.
-
-    Example:
-        >>> import torch
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     path, other = Path(folder) / "weights.safetensors", Path(folder) / "other"
-        ...     save_file({"a": torch.zeros(2)}, path)
-        ...     other.touch()
-        ...     path.stat().st_mode == other.stat().st_mode
-        True
-    """
+    """safetensors' ``save_file`` with the usual file mode; the library makes files that only their owner can read."""
     from safetensors import torch as library
 
+    # Touching the file tells which mode the user's mask gives; on failure no empty file may stay.
     new = not file.exists()
     file.touch()
     mode = stat.S_IMODE(file.stat().st_mode)
@@ -271,16 +227,7 @@ def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] |
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
-    """Yield a path to write, which replaces ``file`` at the end; after an error ``file`` is unchanged.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     with replaced(Path(folder) / "log.csv") as beside:
-        ...         _ = beside.write_text("update\\n")
-        ...     [path.name for path in Path(folder).iterdir()]
-        ['log.csv']
-    """
+    """Yield a path to write, which replaces ``file`` at the end; after an error ``file`` is unchanged."""
     # the process id makes the name unique
     beside = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:

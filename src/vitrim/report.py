@@ -1,11 +1,4 @@
-"""The result of a command: tables, numbers and notes.
-
-Every command is also a function that returns a `Report`:
-
-    report = vitrim.bench("vit_small_patch16_224", "tome:r=13")  # $ vitrim bench vit_small_patch16_224 -m tome:r=13
-    print(report)                                                # the table of the command
-    report.rows[1]["speedup"], report.record                     # the numbers of --json
-"""
+"""The result of a command: tables, numbers and notes. Every command is also a function that returns a `Report`."""
 
 from __future__ import annotations
 
@@ -32,24 +25,17 @@ class Table:
 
     Attributes:
         name: of its file, without a suffix.
-        title: one line.
-        columns: names, with units.
-        rows: one value per column; numbers are formatted by `cell`.
         shown: the displayed columns; None for all, () for a table that is too long to display.
         text_columns: the number of text columns, from the left; they are left-aligned.
 
     Example:
-        >>> print(Table("one", "One.", ("method", "share"), [("tome", 0.5), ("topk", None)]).csv().strip())
-        method,share
-        tome,0.5
-        topk,
-        >>> table = Table("", "", ("method", "top-1"), [("evit:keep_rate=0.7,blocks=3+6+9", "75.10"), ("tome", "75.0")])
+        >>> table = Table("", "", ("method", "top-1"), [("evit:keep_rate=0.7,blocks=3+6+9", "75.10"), ("tome", None)])
         >>> from rich.console import Console
         >>> Console(width=22).print(table, crop=False)
         method  top-1
         ─────────────
         evit    75.10
-        tome     75.0
+        tome        -
         evit = evit:keep_rate=0.7,blocks=3+6+9
     """
 
@@ -117,6 +103,7 @@ class Table:
         width, texts = options.max_width, self.text_columns
         if self.title:
             yield Text(self.title)
+        # First with lines between the columns, then without them; both keep every word whole.
         for lean in (False, True):
             widths = _widths(names, rows, width, texts, lean=lean)
             if widths is not None:
@@ -129,6 +116,7 @@ class Table:
         for place, part in enumerate(_parts(names, rows, width, texts)):
             if place:
                 yield ""
+            # A part is a table of its own, with the text columns in front.
             own, cells = [names[one] for one in part], [[row[one] for one in part] for row in rows]
             own_texts = sum(one < texts for one in part)
             yield self._drawn(own, cells, _widths(own, cells, width, own_texts, lean=True), own_texts)
@@ -200,7 +188,9 @@ def _widths(
         whole = texts if place == 0 or place >= text_columns else []  # names and numbers
         wide.append(max(map(cell_len, [name, *texts])))
         least.append(max(map(cell_len, [*(word for text in words for word in text.split()), *whole]), default=0))
+    # Rich draws two spaces between lean columns; otherwise two spaces and a line for each, and one line at the end.
     room = width - (2 * (len(names) - 1) if lean else 3 * len(names) + 1)
+    # Take a letter from the widest column that can lose one, until the table fits.
     while sum(wide) > room:
         place = max(range(len(wide)), key=lambda place: (wide[place] > least[place], wide[place]))
         if wide[place] <= least[place]:
@@ -215,6 +205,7 @@ def _parts(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text
     parts: list[list[int]] = []
     for place in range(len(head), len(names)):
         wider = [*(parts[-1] if parts else head), place]
+        # Try the next column beside those of the last part; if it does not fit, it begins a part, however wide it is.
         own = [[row[one] for one in wider] for row in rows]
         if _widths([names[one] for one in wider], own, width, len(head), lean=True) is None or not parts:
             parts.append([*head, place])
@@ -241,12 +232,10 @@ class Report:
     """The result of one command.
 
     Attributes:
-        command: its name on the command line.
         facts: conditions of the numbers, by name: the environment, the weights, the images, ...
         rows: the numbers, unrounded, one mapping per line of the result; names include units.
         tables: ``rows`` and ``facts`` for display.
         notes: one line each, needed to interpret the tables.
-        files: written by the command.
 
     Example:
         >>> report = Report("count", {"seed": 0}, [{"method": "dense", "gmacs": 4.61}])
@@ -295,24 +284,13 @@ class Report:
 
 
 class Pace:
-    """An estimate of the time left, by the pace so far.
-
-    Example:
-        >>> pace = Pace()
-        >>> [pace.left(done, 100, seconds) for done, seconds in ((1, 0.0), (26, 20.0), (50, 31.0), (100, 60.0))]
-        ['', ', about 1 min left', ', about 1 min left', '']
-    """
+    """An estimate of the time left, by the pace so far."""
 
     def __init__(self) -> None:
         self.first: tuple[int, float] | None = None
 
     def left(self, done: int, total: int | None, seconds: float) -> str:
-        """The estimate in words; empty if unknown.
-
-        Args:
-            done, total: counts.
-            seconds: of any clock.
-        """
+        """The estimate in words, empty if unknown, after ``done`` of ``total`` and these ``seconds`` of any clock."""
         if self.first is None or done < self.first[0]:  # a new count began
             self.first = (done, seconds)
         pace = (done - self.first[0]) / max(seconds - self.first[1], 1e-9)

@@ -1,8 +1,4 @@
-"""Weights from local files, all checked before any is loaded.
-
-Files are safetensors, or of ``torch.save`` (.pth, .pt, .bin); only tensors and plain values of these are read, and no
-pickle is executed.
-"""
+"""Weights from local files, all checked before any is loaded; no pickle is executed."""
 
 from __future__ import annotations
 
@@ -53,15 +49,7 @@ ENCODER = "encoder."
 
 
 def weights_file(checkpoint: Path) -> Path:
-    """The path of a file of weights: ``checkpoint``, or the file in this folder of a run.
-
-    Raises:
-        VitrimError: an invalid path.
-
-    Example:
-        >>> weights_file(Path("runs/a.safetensors")).name
-        'a.safetensors'
-    """
+    """The path of a file of weights: ``checkpoint``, or the file in this folder of a run."""
     with _reading(checkpoint):
         return checkpoint / WEIGHTS_FILE if checkpoint.is_dir() else checkpoint
 
@@ -70,8 +58,8 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     """Load a file of weights into ``model``; after an error the model is unchanged.
 
     Raises:
-        VitrimError: no such file, no file of weights, a name or shape that does not match, integers or complex numbers
-            instead of real numbers, or a weight that is not finite in the model's precision.
+        VitrimError: no file of weights; a name, a shape or a kind of number that does not match; a weight that is not
+            finite in the model's precision.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -85,28 +73,22 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
 
 
 def load_host(model: nn.Module, path: Path) -> None:
-    """Load a file of weights as `load_checkpoint` does, with a classifier of any number of classes.
-
-    Args:
-        model: gets a new head if the number of classes in the file differs.
-        path: of a file of weights.
-
-    Raises:
-        VitrimError: as `load_checkpoint`.
+    """Load a file of weights as `load_checkpoint` does; ``model`` gets a new head if the file has another number of
+    classes.
 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> import timm
-        >>> from safetensors.torch import save_file
-        >>> model = timm.create_model("test_vit", num_classes=5)
+        >>> model, three = (timm.create_model("test_vit", num_classes=count) for count in (5, 3))
         >>> with TemporaryDirectory() as folder:
-        ...     save_file(timm.create_model("test_vit", num_classes=3).state_dict(), Path(folder) / "three.safetensors")
+        ...     save_file(three.state_dict(), Path(folder) / "three.safetensors")
         ...     load_host(model, Path(folder) / "three.safetensors")
         >>> model.num_classes
         3
     """
     weights, library = _read(path), ask(model)
     layers = library.class_layers(model).items()
+    # Some classifiers have rows for more than classes, such as the background; None: the file has no classifier.
     found = next((len(weights[f"{name}.weight"]) - more for name, more in layers if f"{name}.weight" in weights), None)
     if found not in (None, library.num_classes(model)):
         trial = _without_memory(model)
@@ -118,41 +100,24 @@ def load_host(model: nn.Module, path: Path) -> None:
 
 
 def load_encoder(model: nn.Module, path: Path) -> None:
-    """Load the encoder of a pre-training without labels into ``model``; its classifiers stay unchanged.
-
-    Args:
-        model: any supported model.
-        path: of a file of weights with the encoder under ``encoder.``; other parts, such as a decoder, are ignored.
+    """Load what a file has under ``encoder.``, of a pre-training without labels; the model's classifiers stay
+    unchanged.
 
     Raises:
         VitrimError: as `load_checkpoint`, or no encoder in the file.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> import timm
-        >>> from safetensors.torch import save_file
-        >>> model = timm.create_model("test_vit", num_classes=5)
-        >>> weights = timm.create_model("test_vit", num_classes=0).state_dict()
-        >>> with TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "model.safetensors"
-        ...     save_file({f"encoder.{name}": value for name, value in weights.items()}, file)
-        ...     load_encoder(model, file)
     """
     weights = {key.removeprefix(ENCODER): value for key, value in _read(path).items() if key.startswith(ENCODER)}
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
     heads = ask(model).class_layers(model)
+    # The check wants every name: the model's own classifier stands in for the one that a pre-training lacks.
     own = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in heads}
     load_weights(model, {**weights, **own}, path)
 
 
 def load_backbone(model: nn.Module, path: Path) -> None:
-    """Load a classifier's weights without its head into the backbone of a dense model.
-
-    Args:
-        model: of `vitrim.models.segmenter` or `vitrim.models.vitdet`; patch kernels and position tables are resampled
-            to its sizes.
-        path: of a file of weights.
+    """Load a classifier's weights without its head into the backbone of a dense model; kernels and positions are
+    resampled.
 
     Raises:
         VitrimError: as `load_checkpoint`, or a model without a backbone.
@@ -165,28 +130,20 @@ def load_backbone(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """True if a file of weights has an encoder for ``model``.
-
-    Raises:
-        VitrimError: no such file, or no file of weights.
-    """
+    """True if a file of weights has an encoder for ``model``; refuses what is no file of weights."""
     inner = any(key.startswith(ENCODER) for key in _names(path))
     return inner and not any(key.startswith(ENCODER) for key in model.state_dict())
 
 
 def convert_weights(source: Path, target: Path, *, key: str | None = None) -> tuple[int, int]:
-    """Convert a file of ``torch.save`` to safetensors, with the same names.
+    """Convert a file of ``torch.save`` to safetensors with the same names; returns the numbers of tensors and of
+    values.
 
     Args:
-        source: the file; nothing in it is executed.
-        target: a safetensors file, written atomically.
         key: of the dict to convert, if several contain weights; dots for nested dicts.
 
-    Returns:
-        The numbers of tensors and of values.
-
     Raises:
-        VitrimError: no such file, no file of weights, several dicts of weights and no key, or no place to write.
+        VitrimError: no file of weights, several dicts of weights and no key, or no place to write.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -215,6 +172,7 @@ def convert_weights(source: Path, target: Path, *, key: str | None = None) -> tu
 
 
 def _without_memory(model: nn.Module) -> nn.Module:
+    # A trial costs no memory: deepcopy finds these empty tensors in its memo and copies no weight.
     shapes: dict[int, Any] = {}
     for value in model.state_dict(keep_vars=True).values():
         empty = torch.empty_like(value, device="meta", requires_grad=False)
@@ -231,12 +189,9 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> No
 
 
 def at_size_of(model: nn.Module, weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """``weights`` of a file, with positions resampled by the model's library if they are of another image size.
+    """``weights`` of a file; positions of another image size are resampled by the model's library, with a warning.
 
-    Warns of this. Weights that differ in anything else are returned as they are.
-
-    Raises:
-        VitrimError: the library cannot resample them.
+    Weights that differ in anything else are returned as they are: `_check_fit` says how.
     """
     expected, library = model.state_dict(), ask(model)
     if weights.keys() != expected.keys():
@@ -335,6 +290,7 @@ def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dic
     """The weights in a file of torch.save, under ``key`` if there are several; messages name ``option``."""
     content = _unpickled(path)
     weights = _only_weights(content, path, option) if key is None else _under(content, key, path)
+    # A prefix of some names alone is no wrapper's: those are names of the model.
     stripped = all(name.startswith(DDP) for name in weights)
     found = {name.removeprefix(DDP) if stripped else name: value for name, value in weights.items()}
     for name, value in found.items():

@@ -81,7 +81,7 @@ def test_checkpoints(run: Run, command: str, checkpoint: str, message: str) -> N
     ("data", "message"),
     [
         ("/", "/ is the whole file system: name the folder of the images"),
-        ("~no-such-user/x", "there is no such home folder"),
+        ("~no-such-user/x", "~no-such-user/x does not exist"),
         ("images/a/0.png", "neither a parquet file nor a folder"),
     ],
     ids=lambda value: value[:24],

@@ -131,7 +131,6 @@ def test_several_labels_share_the_reading_of_images():
     [
         ([[1, 0]], None, r"targets of memory must be 2 rows of 0 and 1, one per class, not int64 of shape \(1, 2\)"),
         ([[0.5], [1.0]], None, r"must be 2 rows .* not float64"),
-        ([[0, 1], [1]], None, r"targets of memory must be a table with one row per image"),
         ([[0, 1], [1, 2]], None, r"target 1 of image 1 of memory is 2; valid: 0 and 1"),
         ([[0, 1], [1, 0]], ["cat"], r"targets of memory are of 2 classes, but there are 1 names"),
     ],

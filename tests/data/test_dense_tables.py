@@ -66,7 +66,7 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
         load_data(labels, task="segmentation", num_classes=3)
     with pytest.raises(DataError, match=r"^no 'objects' in .*; its columns: img"):
         load_data(labels, task="detection", num_classes=3)
-    with pytest.raises(DataError, match=r"^column 'label' of .* is not of structs with bbox and category"):
+    with pytest.raises(DataError, match=r"^column 'label' of .* is not of structs with bbox and a category"):
         load_data(labels, task="detection", num_classes=3, label_column="label")
     with pytest.raises(DataError, match=r"^several image columns"):
         load_images(write_masks_table(tmp_path / "masks.parquet", [0]))

@@ -163,7 +163,7 @@ def test_what_is_skipped_is_counted_in_a_line(tmp_path):
 
 @pytest.mark.parametrize("source", ["~no-such-user/x", "coco:~no-such-user/x"])
 def test_a_home_folder_that_is_not_there(source):
-    with pytest.raises(DataError, match="there is no such home folder"):
+    with pytest.raises(DataError, match="~no-such-user/x does not exist"):
         load_images(source)
 
 

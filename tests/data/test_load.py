@@ -85,9 +85,9 @@ def test_classes_get_the_names_of_a_list_or_of_a_file(echo, tmp_path):
     ("given", "message"),
     [
         (["a"], r"^1 class_names for the 2 classes of .*: give one for each$"),
-        (["a", "a "], "^class_names has the name 'a' twice$"),
-        ("a\n\nb", r"names.txt has an empty name, number 2$"),
-        (b"\xff\xfe", "is no text: write a name of a class in each line, in UTF-8$"),
+        (["a", "a "], "^class_names has 'a' twice: "),
+        ("a\n\nb", r"names.txt has an empty name: "),
+        (b"\xff\xfe", r"names.txt: not text in UTF-8"),
         (Path("gone.txt"), "gone.txt does not exist"),
     ],
     ids=str,

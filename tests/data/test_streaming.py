@@ -99,7 +99,7 @@ def test_workers_share_the_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([0, None], r"row 1 of .* has no label in column 'label'"),
+        ([0, None], r"the label of row 1 of .* is None; valid: integers >= 0"),
         ([0, -1], r"the label of row 1 of .* is -1; valid: integers >= 0"),
     ],
 )

@@ -1,16 +1,7 @@
-"""Image datasets by name or path.
+"""Image datasets by name or path: `load_data`, `load_images`, `stream_images`.
 
-    dataset = load_images("cifar10-test.parquet")  # or a folder of parquet files, an image folder, "hfds/owner/name",
-                                                   # or "imagenet:PATH", see vitrim.data.readers
-    dataset.transform = eval_transform(model)      # the preprocessing that the model was evaluated with
-    for images, labels in batches(dataset, 32, limit=1000):
-        ...                                        # (B, C, H, W) float32, (B,) int64
-
-`load_data` also opens datasets with several labels per image, masks, boxes or outlines; `stream_images` reads tables
-that are too large to keep. Parquet files, Hub datasets and WebDataset archives need the optional package `datasets`
-(`pip install 'vitrim[data]'`), which is imported when such a source is opened.
-
-Missing, damaged or invalid data raises `DataError`, in one line that names the file, row or image.
+Tables and archives need the optional package `datasets`, imported when one is opened. Missing, damaged or invalid data
+raises `DataError`, in one line that names the file, row or image.
 """
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset, batches, spread

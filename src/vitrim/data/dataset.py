@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MODES = ("RGB", "L")
-
 
 @dataclass(eq=False, repr=False)
 class DecodedImages:
@@ -32,9 +30,8 @@ class DecodedImages:
     Attributes:
         images: encoded images: paths, or the bytes of image files.
         class_names: the name of each label; None without names.
-        source: where the images are from, for messages.
-        split: None if the source has none.
-        transform: maps a PIL image of mode `mode` to a tensor, by default `to_tensor`; may be replaced.
+        source, split: where the images are from, for messages; the split is None if the source has none.
+        transform: maps a PIL image of mode `mode` to a tensor; may be replaced.
         mode: "RGB", or "L" for a transform that needs one channel; may be replaced.
         num_classes: K.
     """
@@ -55,18 +52,14 @@ class DecodedImages:
     def __post_init__(self) -> None:
         if len(self.images) == 0:
             raise DataError(f"no images in {self.source}")
-        if self.mode not in _MODES:
-            raise DataError(f"unknown image mode {self.mode!r}; valid: {', '.join(_MODES)}")
         self.class_names = None if self.class_names is None else list(self.class_names)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def read_image(self, index: int) -> Tensor:
-        """Read one image through the transform, by default (C, H, W) float32 in [0, 1].
-
-        Raises:
-            DataError: the image is unreadable; the message names the row or file.
+        """Read one image through the transform, by default (C, H, W) float32 in [0, 1]; `DataError` if it is
+        unreadable.
         """
         return self.transform(self._decoded(index))
 
@@ -77,18 +70,14 @@ class DecodedImages:
     def part(self, indices: Sequence[int]) -> Self:
         """The dataset of the images at ``indices``, in this order: with the same classes, and its own transform.
 
-        Raises:
-            DataError: no images.
-            IndexError: no such image.
-
         Example:
-            >>> whole = ImageDataset([b"a", b"b", b"c"], [0, 1, 2])
-            >>> part = whole.part([2, 0])
+            >>> part = ImageDataset([b"a", b"b", b"c"], [0, 1, 2]).part([2, 0])
             >>> part.labels.tolist(), part.images[0], part.num_classes
             ([2, 0], b'c', 3)
         """
         if len(indices) == 0:
             raise DataError(f"no images in this part of {self.source}")
+        # A copy, not a new dataset: labels are checked, and the class counts those of the whole.
         part = copy.copy(self)
         for name in self._encoded:
             setattr(part, name, Subset(getattr(self, name), list(indices)))
@@ -111,11 +100,9 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
     Attributes:
         labels: (len(images),) integers >= 0, stored as int64.
         num_classes: the number of class names, else the largest label + 1.
-        images, class_names, source, split, transform, mode: see `DecodedImages`.
 
     Raises:
-        DataError: no images, a label that is missing, negative, not an integer or without a class name, or an unknown
-            mode.
+        DataError: no images, or a label that is negative, not an integer or without a class name.
 
     Example:
         >>> from io import BytesIO
@@ -139,6 +126,7 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
                 f"labels of {self.source} must be {count} integers, not {array.dtype} of shape {array.shape}"
             )
         end = np.iinfo(np.int64).max if names is None else len(names)
+        # A label without a name, or below zero, would index another class from the end.
         wrong = (array < 0) | (array >= end)
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -161,21 +149,14 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
 
     Attributes:
         targets: (len(images), K), 1 for the classes of an image, possibly none, and 0 for others; stored as bool.
-        num_classes, images, class_names, source, split, transform, mode: see `DecodedImages`.
 
     Raises:
-        DataError: no images, targets of another shape or with other values, another number of class names, or an
-            unknown mode.
+        DataError: no images, targets of another shape or with other values, or another number of names.
 
     Example:
-        >>> from io import BytesIO
-        >>> from PIL import Image
-        >>> file = BytesIO()
-        >>> Image.new("RGB", (4, 2)).save(file, "png")
-        >>> dataset = MultiLabelDataset([file.getvalue()], [[0, 1, 1]], class_names=["cat", "dog", "eel"])
-        >>> image, target = dataset[0]
-        >>> image.shape, target, dataset.num_classes
-        (torch.Size([3, 2, 4]), tensor([0., 1., 1.]), 3)
+        >>> data = MultiLabelDataset([b"png"], [[0, 1, 1]], class_names=["cat", "dog", "eel"])
+        >>> data.targets.tolist(), data.num_classes
+        ([[False, True, True]], 3)
     """
 
     targets: Any
@@ -184,10 +165,7 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
     def __post_init__(self) -> None:
         super().__post_init__()
         source, count = self.source, len(self.images)
-        try:
-            array = np.asarray(self.targets)
-        except ValueError as error:  # rows of several lengths
-            raise DataError(f"targets of {source} must be a table with one row per image: {error}") from error
+        array = np.asarray(self.targets)
         if array.ndim != 2 or len(array) != count or array.shape[1] == 0 or array.dtype.kind not in "biu":
             raise DataError(
                 f"targets of {source} must be {count} rows of 0 and 1, one per class, not {array.dtype} of shape "
@@ -233,7 +211,6 @@ def batches(
     """Read a dataset in batches, in its own order, the same at every call.
 
     Args:
-        dataset: any map-style dataset; the transform must give images of one size.
         batch_size: B, at least 1; the last batch may be smaller.
         limit: at most this many items, spread evenly over the dataset, because a file may be sorted by class; None for
             all.
@@ -241,9 +218,6 @@ def batches(
 
     Returns:
         An iterable of batches with a length; for an `ImageDataset` (B, C, H, W) float32 images and (B,) int64 labels.
-
-    Raises:
-        DataError: while iterating, an unreadable image.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -265,13 +239,7 @@ CALIBRATED = 64
 def calibrating(
     places: np.ndarray[Any, np.dtype[np.int64]], most: int = CALIBRATED
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The places of images to calibrate int8 on, among ``places``, at most ``most``: spread evenly, because a file may
-    be sorted by class.
-
-    Example:
-        >>> calibrating(np.arange(0, 90, 10), 3).tolist()
-        [0, 40, 80]
-    """
+    """At most ``most`` of the ``places`` of images to calibrate int8 on, spread evenly: a file may be sorted."""
     chosen: np.ndarray[Any, np.dtype[np.int64]] = places[spread(len(places), most)]
     return chosen
 

@@ -67,17 +67,13 @@ def to_tensor(image: Image.Image) -> Tensor:
         >>> to_tensor(Image.new("RGB", (4, 2))).shape
         torch.Size([3, 2, 4])
     """
+    # A grey image has no axis of channels: the reshape gives it one.
     pixels = np.array(image, dtype=np.float32) / 255
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1).contiguous()
 
 
 def place(what: str, file: bytes | Path | None, index: int, source: str) -> str:
-    """The name of an image or a mask in a message: its index, and its file if it has one.
-
-    Example:
-        >>> place("mask", b"", 3, "x.parquet")
-        'mask 3 of x.parquet'
-    """
+    """The name of an image or a mask in a message: its index, and its file if it has one."""
     return f"{what} {index} of {source}" + (f" ({file})" if isinstance(file, Path) else "")
 
 

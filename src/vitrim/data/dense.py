@@ -38,24 +38,14 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
 
     Attributes:
         masks: encoded images whose pixel values are labels, one per image.
-        num_classes: K, without ignored pixels; required without class names.
+        num_classes: K, at most 255, without ignored pixels; required without class names.
         transform: maps a PIL image and a mask (H, W) uint8 to (C, H, W) and the mask; may be replaced.
-        images, class_names, source, split, mode: see `DecodedImages`.
         table: (65536,) int16, the label of every pixel value, -1 for invalid values.
 
-    Raises:
-        DataError: no images, another number of masks, an unknown number of classes or more than 255, a value relabelled
-            to no class, or an unknown mode.
-
     Example:
-        >>> from io import BytesIO
-        >>> from PIL import Image
-        >>> files = {mode: BytesIO() for mode in ("RGB", "L")}
-        >>> for mode, file in files.items():
-        ...     Image.new(mode, (4, 2)).save(file, "png")
-        >>> image, mask = SegmentationDataset([files["RGB"].getvalue()], [files["L"].getvalue()], num_classes=2)[0]
-        >>> image.shape, mask.shape, mask.unique().tolist()
-        (torch.Size([3, 2, 4]), torch.Size([2, 4]), [0])
+        >>> data = SegmentationDataset([b"png"], [b"png"], class_names=["sky", "sea"], ignore=0, relabel={1: 0, 2: 1})
+        >>> data.table[:4].tolist()
+        [255, 0, 1, -1]
     """
 
     masks: EncodedImages
@@ -78,6 +68,7 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
             )
         ignored = [ignore] if isinstance(ignore, int) else ignore
         given = {value: value for value in range(self.num_classes)} if relabel is None else dict(relabel)
+        # One look-up per pixel instead of a comparison per class; 16-bit masks fit into it.
         self.table = np.full(2**16, -1, dtype=np.int16)
         for value, label in (given | dict.fromkeys(ignored, IGNORED)).items():
             if not 0 <= value < len(self.table) or not (0 <= label < self.num_classes or label == IGNORED):
@@ -90,16 +81,14 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Read one image and its mask, by default (C, H, W) float32 in [0, 1] and (H, W) uint8 with `IGNORED`.
 
-        Raises:
-            DataError: one of them is unreadable, their sizes differ, or the mask has an invalid value; the message
-                names the row or file.
-            IndexError: no such image.
+        `DataError` names the row or file that is unreadable, of two sizes, or has an invalid value.
         """
         from torchvision import tv_tensors
 
         index = range(len(self))[index]
         image = self._decoded(index)
         mask = self.read_mask(index)
+        # Pillow says width and height, an array rows and columns.
         if image.size != mask.shape[::-1]:
             raise DataError(
                 f"image {index} of {self.source} has {image.width} x {image.height} pixels, its "
@@ -109,14 +98,11 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         return pixels, target
 
     def read_mask(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Read one mask: (H, W) uint8.
-
-        Raises:
-            DataError: it is unreadable, or has an invalid value.
-        """
+        """Read one mask: (H, W) uint8; `DataError` if it is unreadable, or has an invalid value."""
         file = self.masks[index]
         where = place("mask", file, index, self.source)
         values = decode_labels(file, where)
+        # Values outside of the table index row 0, and are refused below with those of no class.
         within = (values >= 0) & (values < len(self.table))
         labels = self.table[np.where(within, values, 0)]
         wrong = ~within | (labels < 0)
@@ -128,15 +114,15 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
     def check_occurring(self) -> Self:
         """Check that masks contain two classes, reading as few of them as possible, and return the dataset.
 
-        Raises:
-            DataError: all pixels are of one class or ignored, some of them ignored, or a mask is unreadable. An invalid
-                value counts as a class here: it is refused when its mask is read.
+        A mask that means its second class by 255, the ignored value, would otherwise train on nothing. An invalid value
+        counts as a class: it is refused when its mask is read.
         """
         seen: set[int] = set()
         for index in range(len(self)):
             file = self.masks[index]
             values = np.unique(decode_labels(file, place("mask", file, index, self.source)))
             seen.update(self.table[values[(values >= 0) & (values < len(self.table))]].tolist())
+            # Two classes in the first masks, usually: the rest need not be read.
             if len(seen - {IGNORED}) > 1 or -1 in seen:
                 return self
         if IGNORED in seen and self.num_classes > 1:
@@ -162,23 +148,18 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         outlines: per image n outlines for `decode_outline`; None: boxes only.
         sizes: per image (height, width); None: boxes are checked against the image when it is read.
         num_classes: K, without background; required without class names.
-        images, class_names, source, split, mode: see `DecodedImages`.
         transform: maps a PIL image and a dict of `boxes`, `labels`, `iscrowd`, `area` and, with outlines, `masks` (n,
             H, W) uint8 to (C, H, W) and the dict; may be replaced.
 
     Raises:
-        DataError: no images; a box without area, beyond its image, or not of 4 finite numbers; a label out of range;
-            lists of several lengths. The message names the image and the box.
+        DataError: a box without area, beyond its image, or not of 4 finite numbers; a label out of range; lists of
+            several lengths.
         MissingPackageError: there are outlines and `pycocotools` is not installed.
 
     Example:
-        >>> from io import BytesIO
-        >>> from PIL import Image
-        >>> file = BytesIO()
-        >>> Image.new("RGB", (8, 6)).save(file, "png")
-        >>> image, target = DetectionDataset([file.getvalue()], [[[1, 1, 4, 3]]], [[1]], num_classes=2)[0]
-        >>> image.shape, target["boxes"].tolist(), target["labels"].tolist(), target["area"].tolist()
-        (torch.Size([3, 6, 8]), [[1.0, 1.0, 4.0, 3.0]], [1], [6.0])
+        >>> data = DetectionDataset([b"png"], [[[1, 1, 4, 3]]], [[1]], num_classes=2)
+        >>> data.boxes[0].tolist(), data.labels[0].tolist(), data.area[0].tolist()
+        ([[1.0, 1.0, 4.0, 3.0]], [1], [6.0])
     """
 
     boxes: Any
@@ -206,6 +187,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         self.labels = [np.asarray(each).reshape(-1) for each in self.labels]
         self.sizes = None if self.sizes is None else [(int(height), int(width)) for height, width in self.sizes]
         self.outlines = None if self.outlines is None else list(self.outlines)
+        # A training that runs for hours must not end at a bad box.
         for row in range(len(self)):  # everything known about every image, before one is read
             self._check_objects(row)
         self.labels = [each.astype(np.int64) for each in self.labels]
@@ -226,6 +208,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         finite = np.isfinite(box).all(axis=1)
         if not finite.all():
             self._refuse(row, int(finite.argmin()), "expected finite numbers")
+        # Corners in another order, or a width as x2, would train and score silently wrong.
         empty = (box[:, 2] <= box[:, 0]) | (box[:, 3] <= box[:, 1])
         if empty.any():
             self._refuse(row, int(empty.argmax()), "it has no area; expected x1 < x2 and y1 < y2")
@@ -239,10 +222,8 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Objects]:
         """Read one image and its objects, by default (C, H, W) float32 in [0, 1] and a dict as in `transform`.
 
-        Raises:
-            DataError: the image is unreadable, its size differs from `sizes`, its boxes reach beyond it, or an outline
-                is invalid; the message names the row or file.
-            IndexError: no such image.
+        `DataError` names the row or file that is unreadable, of another size, or has a box or an outline that does not
+        fit.
         """
         from torchvision import tv_tensors
 
@@ -256,6 +237,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
                 f"{place('image', self.images[index], index, self.source)} has {size[1]} x {size[0]} pixels, its boxes "
                 f"are of one of {self.sizes[index][1]} x {self.sizes[index][0]}"
             )
+        # Boxes may reach beyond by `SLACK`: they are cut off here, when the size is known for certain.
         boxes = torch.from_numpy(clamped(self.boxes[index], size))
         target: Objects = {
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
@@ -285,20 +267,12 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
 
 
 def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None, source: str) -> int:
-    """The number of classes, as given or from their names.
-
-    Example:
-        >>> number_of_classes(["cat", "dog"], None, "x")
-        2
-    """
+    """The number of classes, as given or from their names."""
     if class_names is None and num_classes is None:
         raise DataError(
             f"{source} does not say how many classes it has: give num_classes=K or class_names=[...] as an option of "
             "the data"
         )
-    listed = isinstance(class_names, Sequence) and not isinstance(class_names, str)
-    if class_names is not None and not (listed and all(isinstance(name, str) for name in class_names)):
-        raise DataError(f'class_names={class_names} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
     count = len(class_names or ()) if num_classes is None else num_classes
     if count < 1 or (class_names is not None and len(class_names) != count):
         names = "" if class_names is None else f" and {len(class_names)} class names"
@@ -307,12 +281,8 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
 
 
 def paired(images: Mapping[str, Any], masks: Mapping[str, Any], source: str, **options: Any) -> SegmentationDataset:
-    """The dataset of images and masks with equal names, in order of name. ``options`` are of `SegmentationDataset`.
-
-    Example:
-        >>> paired({"b": b"2", "a": b"1"}, {"a": b"3", "b": b"4"}, "x", class_names=["cat"]).masks
-        [b'3', b'4']
-    """
+    """The dataset of images and masks with equal names, in order of name. ``options`` are of `SegmentationDataset`."""
+    # Both ways: an image without a mask, and a mask without an image.
     for names, others, what in ((images, masks, ("image", "mask")), (masks, images, ("mask", "image"))):
         alone = sorted(set(names) - set(others))
         if alone:

@@ -1,7 +1,7 @@
-"""Fingerprint of a dataset's images, a short text that differs for different datasets.
+"""Fingerprint of a dataset: a short text that differs for different datasets, wherever they lie.
 
 It covers order, labels, class names, names and sizes of all images, and the contents of a few hundred of them; for
-images in memory or in a small table, all contents. It does not cover the dataset's location.
+images in memory or in a small table, all contents.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def fingerprint(data: Any) -> str:
     digest = hashlib.sha256()
     try:
         for part in _parts(data):
+            # The length first: otherwise "ab", "c" and "a", "bc" would have one digest.
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
     except OSError as error:
@@ -87,6 +88,7 @@ def _images(images: Any) -> Iterator[bytes]:
     elif isinstance(images, Rows):
         sizes = images.sizes()
         yield sizes.tobytes()
+        # A small table is read whole; of a large one all sizes and some images are.
         if int(sizes.sum()) <= MOST_BYTES:
             yield from images.contents()
         else:

@@ -54,10 +54,9 @@ def split_folders(root: Path) -> list[str]:
 
 
 def read_classes(base: Path, splits: list[Path], source: str, split: str | None) -> ImageDataset:
-    """The images of one folder of class folders, labelled by the sorted names of the classes.
+    """The images of the class folders in ``base``, labelled by the sorted names of the classes in ``splits``.
 
-    ``base`` is the one to read, ``splits`` are all such folders of the tree. `train` gives the classes if it is among
-    them, otherwise all do.
+    `train` gives the classes if it is among the splits, otherwise all do.
     """
     folders: dict[str, list[Path]] = defaultdict(list)
     for each in [folder for folder in splits if folder.name.lower() == "train"] or splits:
@@ -72,6 +71,7 @@ def read_classes(base: Path, splits: list[Path], source: str, split: str | None)
     images: list[Path] = []
     labels: list[int] = []
     skipped = Counter[str]()
+    # Within a class in the order of names, whatever the file system's.
     for folder in class_folders(base):
         if folder.name not in class_names:
             raise DataError(f"class {folder.name!r} of {base} is not among the {len(class_names)} of the train split")
@@ -102,12 +102,8 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def _numbers(name: str) -> list[tuple[int, str]]:
-    """Sort key that compares numbers in names by value: '2' before '10'.
-
-    Example:
-        >>> sorted(["b10", "b2", "a"], key=_numbers)
-        ['a', 'b2', 'b10']
-    """
+    """Sort key that compares numbers in names by value: '2' before '10'."""
+    # Every second part is a number: pairs compare a number with a number, and a text with a text.
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
@@ -117,12 +113,9 @@ def class_folders(path: Path) -> list[Path]:
     return [folder for folder in visible(path) if folder.is_dir()]
 
 
-def subfolders(path: Path, source: str) -> list[str]:
-    """The names of `class_folders`; refuses a folder without any."""
-    names = [folder.name for folder in class_folders(path)] if path.is_dir() else []
-    if not names:
-        raise DataError(f"{source} has no folders in {path}: expected one per split")
-    return names
+def subfolders(path: Path) -> list[str]:
+    """The names of `class_folders`; none of a folder that is not there."""
+    return [folder.name for folder in class_folders(path)] if path.is_dir() else []
 
 
 def has_images(folder: Path) -> bool:
@@ -162,9 +155,8 @@ def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] | None = No
 
 
 def _walk(folder: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
-    """Find all images below a folder, in no order, and count in ``skipped`` the suffixes of what may be others.
+    """Find all images below a folder, in no order, following links; counts in ``skipped`` the suffixes of other files.
 
-    Follows links, which are common in subsets of datasets; hidden files and folders are neither read nor counted.
     Refuses a link to a folder above it, and very many files without an image among them.
     """
     others, found = 0, False
@@ -180,6 +172,7 @@ def _walk(folder: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
             skipped.update(_not_read(names))
         yield from images
         found = found or bool(images)
+        # A wrong folder, such as a home, has files without end: give up before it is walked.
         others += len(names) + len(folders)
         if not found and others > MOST_OTHERS:
             raise DataError(f"no images among the first {MOST_OTHERS} files and folders of {folder}")
@@ -199,12 +192,7 @@ def _say_skipped(skipped: Counter[str], place: Path) -> None:
 
 
 def _counted(suffixes: Counter[str]) -> str:
-    """Numbers of files, by their suffixes.
-
-    Example:
-        >>> _counted(Counter([".heic", ".raw", ".heic", ""]))
-        '4 files (2 .heic, 1 without suffix, 1 .raw)'
-    """
+    """Numbers of files, by their suffixes."""
     total = suffixes.total()
     most = sorted(suffixes.items(), key=lambda entry: (-entry[1], entry[0]))
     each = listed(f"{number} {suffix or 'without suffix'}" for suffix, number in most)

@@ -15,7 +15,7 @@ import numpy as np
 from vitrim.checked import checked_call
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import from_folder, split_folders
-from vitrim.data.paths import HUB_PREFIX, check_given, check_regular, existing, splits_in_names
+from vitrim.data.paths import HUB_PREFIX, check_given, existing, read_text, splits_in_names
 from vitrim.data.readers import TASKS, WITH_LABELS, AnyDataset, readers
 from vitrim.data.tables import (
     boxes_from_table,
@@ -25,7 +25,7 @@ from vitrim.data.tables import (
     open_table,
     parquet_files,
 )
-from vitrim.errors import DataError, VitrimError, os_errors, unknown
+from vitrim.errors import DataError, VitrimError, unknown
 
 HOLD_OUT_SEED = 0
 """Seed of held-out images, which is not a recipe's: see `hold_out`."""
@@ -48,15 +48,12 @@ def load_data(
     * `reader:path`, a published layout: `imagenet:PATH`, `nabirds:PATH`, `coco:PATH`, `nus_wide:PATH`,
       `webdataset:PATTERN`, `ade20k:PATH`, `cityscapes:PATH`, `voc:PATH`, `masks:PATH`; see `vitrim.data.readers`. A
       reader takes precedence over a path of the same spelling.
-    * a parquet file or a folder of parquet files. A split consists of the files that have it as a word in their name,
-      such as `train-0000.parquet` or `cifar10-test.parquet`.
-    * a folder of images, `root/class/x.png` or `root/split/class/x.png`. Labels are indices in the sorted class names:
-      of the train split if there is one, otherwise of all splits together, so that a class missing from one split does
-      not shift the labels of the others.
+    * a parquet file or a folder of them. A split is the files with it as a word in their name: `cifar10-test.parquet`.
+    * a folder of images, `root/class/x.png` or `root/split/class/x.png`. Labels are indices in the sorted names of the
+      train split, otherwise of all splits: a class missing from one does not shift the labels of the others.
     * `hfds/owner/name`: a dataset of the Hugging Face Hub.
 
     Args:
-        source: one of these.
         task: `segmentation`, `detection` or `instances` (detection with outlines). None, `classification` and
             `multilabel` mean the source's labels of whole images.
         split: `val`, `valid` and `validation` are equivalent in files and folders. Optional if there is only one or, on
@@ -71,27 +68,24 @@ def load_data(
             name per line.
 
     Returns:
-        A dataset of ((C, H, W) float32 in [0, 1], int label), or with several classes per image of ((C, H, W), (K,)
-        float32 of 0 and 1), until its `transform` is replaced. For dense tasks a `SegmentationDataset` or a
-        `DetectionDataset`.
+        A dataset of ((C, H, W) float32 in [0, 1], int label), or ((C, H, W), (K,) float32 of 0 and 1), until its
+            `transform` is replaced; for dense tasks a `SegmentationDataset` or a `DetectionDataset`.
 
     Raises:
+        DataError: source, reader, split or column does not exist or is ambiguous; files are missing or damaged; labels
+            are not integers >= 0; the data does not fit the task.
         VitrimError: an argument or an option of a wrong type, or that the reader does not have.
-        DataError: source, reader, split or column does not exist or is ambiguous; there are no images; files
-            are missing or damaged; labels are not integers >= 0; the data does not fit the task.
         MissingPackageError: the source needs the package `datasets`, which is not installed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> from PIL import Image
         >>> with TemporaryDirectory() as root:
-        ...     for wnid in ("n02084071", "n02121808"):
-        ...         (Path(root) / "val" / wnid).mkdir(parents=True)
-        ...         Image.new("RGB", (4, 2)).save(Path(root) / "val" / wnid / "0.JPEG")
+        ...     (Path(root) / "val" / "n02084071").mkdir(parents=True)
+        ...     Image.new("RGB", (4, 2)).save(Path(root) / "val" / "n02084071" / "0.JPEG")
         ...     dataset = load_data(f"imagenet:{root}")
-        ...     image, label = dataset[1]
-        >>> dataset.split, dataset.class_names, label
-        ('val', ['n02084071', 'n02121808'], 1)
+        >>> dataset.split, dataset.class_names, dataset.labels.tolist()
+        ('val', ['n02084071'], [0])
     """
     columns = {"image_column": image_column, "label_column": label_column}
     check_given(source, split=split, **columns)
@@ -106,6 +100,7 @@ def load_data(
     dataset = _opened(str(source), task, whole, given)
     if share is not None:
         _, dataset = parted(dataset, share, f"split {split} of {source}")
+        # The name that was asked for, so that a report says which images were scored.
         dataset.split = split
     return _named(dataset, names) if names is not None and of_images else dataset
 
@@ -135,6 +130,7 @@ def _from_reader(name: str, path: str, task: str | None, split: str | None, opti
     if kind is None:
         raise DataError(f"{name} has no labels of whole images: name a task, task={' or task='.join(forms)}")
     if kind not in forms:
+        # A reader of several tasks takes the one that was asked for; one of a single task has no such parameter.
         raise DataError(f"reader {name} has no data of task {task}; it has data of: {', '.join(forms)}")
     reader = forms[kind]
     for_task = {"task": kind} if "task" in inspect.signature(reader).parameters else {}
@@ -162,33 +158,26 @@ def _from_images(source: str, task: str | None, split: str | None, options: dict
     return from_folder(existing(source), source, split)
 
 
-def _names(given: Any) -> list[str]:
+@checked_call
+def _names(given: str | Path | list[str] | tuple[str, ...]) -> list[str]:
     """Class names from a list, or from a file with one per line."""
     where = "class_names"
     if isinstance(given, str) and given.startswith("["):  # a list without quotes
         raise DataError(f'class_names={given} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
     if isinstance(given, str | Path):
         where = str(given)
-        file = existing(given)
-        check_regular(file, where)
-        try:
-            with os_errors(f"cannot read {file}", DataError):
-                given = file.read_text(encoding="utf-8-sig").rstrip().splitlines()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file} is no text: write a name of a class in each line, in UTF-8") from error
-    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
-        raise DataError(f"class_names={given} is no list of names; give one, or a file with a name in each line")
+        given = read_text(existing(given), where).rstrip().splitlines()
     names = [name.strip() for name in given]
-    counts = Counter(names)
-    if not names or counts[""]:
-        raise DataError(f"{where} has " + (f"an empty name, number {names.index('') + 1}" if names else "no names"))
-    if len(counts) < len(names):
-        raise DataError(f"{where} has the name {counts.most_common(1)[0][0]!r} twice")
+    twice = [name for name, count in Counter(names).items() if count > 1 or not name]
+    if twice or not names:
+        fault = "has no names" if not names else "has an empty name" if "" in names else f"has {twice[0]!r} twice"
+        raise DataError(f"{where} {fault}: give every class a name of its own, one per line")
     return names
 
 
 def _named(dataset: AnyDataset, names: list[str]) -> AnyDataset:
     count = dataset.num_classes
+    # Labels without names may lack the last classes: more names than labels are fine there.
     if len(names) != count and (dataset.class_names is not None or len(names) < count):
         raise DataError(f"{len(names)} class_names for the {count} classes of {dataset.source}: give one for each")
     dataset.class_names, dataset.num_classes = names, len(names)
@@ -201,9 +190,6 @@ def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
     The split is the same in every run on the same data, whatever its recipe's seed, so a run that starts from another's
     weights evaluates on no image that the other was trained on. A larger share contains a smaller one.
 
-    Raises:
-        VitrimError: one side would be empty.
-
     Example:
         >>> kept, held_out = hold_out(10, 0.2)
         >>> len(kept), len(held_out), sorted(kept + held_out) == list(range(10))
@@ -212,6 +198,7 @@ def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
     watched = round(share * count)
     if not 0 < watched < count:
         raise VitrimError(f"a share of {share:g} of {count} images leaves none to {'train on' if watched else 'watch'}")
+    # The first `watched` of one order: a larger share holds out the same images, and more.
     order = np.random.default_rng(HOLD_OUT_SEED).permutation(count)
     return sorted(order[watched:].tolist()), sorted(order[:watched].tolist())
 
@@ -242,19 +229,8 @@ def _share(split: str | None, source: str | Path) -> tuple[str | None, float | N
 
 
 def splits_of(source: str | Path) -> list[str] | None:
-    """The splits of a folder, as spelled there; empty if it has none, or for a single file, which is read whole.
-
-    None for a reader or the Hub.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from PIL import Image
-        >>> with TemporaryDirectory() as root:
-        ...     for split in ("train", "val"):
-        ...         (Path(root) / split / "cat").mkdir(parents=True)
-        ...         Image.new("RGB", (4, 2)).save(Path(root) / split / "cat" / "0.png")
-        ...     splits_of(root), splits_of(Path(root) / "train"), splits_of("imagenet:ROOT")
-        (['train', 'val'], [], None)
+    """The splits of a folder, as spelled there; empty if it has none, or for a single file; None for a reader or the
+    Hub.
     """
     name, colon, _ = str(source).partition(":")
     if str(source).startswith(HUB_PREFIX) or (colon and name in readers()):
@@ -283,13 +259,11 @@ def load_images(
         >>> from tempfile import TemporaryDirectory
         >>> from PIL import Image
         >>> with TemporaryDirectory() as root:
-        ...     for name in ("dog", "cat"):
-        ...         (Path(root) / name).mkdir()
-        ...         Image.new("RGB", (4, 2)).save(Path(root) / name / "0.png")
-        ...     dataset = load_images(root)
-        ...     image, label = dataset[1]
-        >>> dataset.class_names, image.shape, label
-        (['cat', 'dog'], torch.Size([3, 2, 4]), 1)
+        ...     (Path(root) / "cat").mkdir()
+        ...     Image.new("RGB", (4, 2)).save(Path(root) / "cat" / "0.png")
+        ...     image, label = load_images(root)[0]
+        >>> image.shape, label
+        (torch.Size([3, 2, 4]), 0)
     """
     columns = {"image_column": image_column, "label_column": label_column}
     dataset = load_data(source, split=split, **columns, **options)

@@ -1,7 +1,4 @@
-"""Boxes and outlines of objects: checks of arrays, and batches.
-
-Outlines have COCO's formats and are decoded by the optional package `pycocotools`.
-"""
+"""Boxes and outlines of objects, in COCO's formats: checks of arrays, and batches."""
 
 from __future__ import annotations
 
@@ -38,11 +35,6 @@ class Boxes(list[Objects]):
     * in training, `size` (2,) int64: height and width of the image within the padded one;
     * in evaluation, `iscrowd` (n,) int64, `area` (n,) float32, and `original` (2,) int64: height and width of the
       stored image, whose pixels then are the unit of boxes, masks and areas.
-
-    Example:
-        >>> batch = Boxes([{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}])
-        >>> len(batch.to("cpu")), type(batch.to("cpu")).__name__
-        (1, 'Boxes')
     """
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Boxes:
@@ -52,12 +44,7 @@ class Boxes(list[Objects]):
 
 
 def checked_boxes(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """``boxes`` as an array (n, 4).
-
-    Example:
-        >>> checked_boxes([[1, 2, 3, 4]], "image 0").shape, checked_boxes([], "image 1").shape
-        ((1, 4), (0, 4))
-    """
+    """``boxes`` as an array (n, 4)."""
     if len(boxes) == 0:
         return np.zeros((0, 4), dtype=np.float32)
     for number, box in enumerate(boxes):
@@ -70,13 +57,9 @@ def checked_boxes(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32
 
 
 def from_corner_and_size(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """``boxes`` from x, y, width, height (COCO's) to x1, y1, x2, y2. Errors as of `checked_boxes`.
-
-    Example:
-        >>> from_corner_and_size([[1, 2, 30, 40]], "image 0").tolist()
-        [[1.0, 2.0, 31.0, 42.0]]
-    """
+    """``boxes`` from x, y, width, height (COCO's) to x1, y1, x2, y2. Errors as of `checked_boxes`."""
     array = checked_boxes(boxes, where).astype(np.float64)
+    # In float64: a corner that is rounded twice could reach beyond its image.
     array[:, 2:] += array[:, :2]
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
@@ -90,8 +73,9 @@ def clamped(boxes: np.ndarray[Any, Any], sizes: Any) -> np.ndarray[Any, np.dtype
 
 
 def outside(boxes: np.ndarray[Any, Any], sizes: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(n,) True for ``boxes`` that reach beyond their images by more than `SLACK`, and (n,) for those with no area in
-    them; ``sizes`` as for `clamped`.
+    """(n,) True for ``boxes`` beyond their images by more than `SLACK`, and (n,) for those without area in them.
+
+    ``sizes`` as for `clamped`.
 
     Example:
         >>> [found.tolist() for found in outside(np.array([[0, 0, 9, 5], [0, 0, 5, 9], [4, 0, 5, 9]]), (8, 4))]
@@ -120,7 +104,7 @@ class Outline(NamedTuple):
     """An outline as bytes, and the result of `examine`.
 
     Attributes:
-        problem: why it cannot be decoded; empty if it can.
+        problem: the reason why it cannot be decoded; empty if it can.
         size: of run lengths, height and width of their image.
         bounds: of polygons, least x and y, largest x and y.
         encoded: for `decode_outline`, if it was kept.
@@ -165,6 +149,7 @@ def _examine_polygons(polygons: list[Any]) -> Outline:
             return Outline("has a polygon with a number that is not finite")
         xs, ys = polygon[0::2], polygon[1::2]
         left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
+        # A bound that is cheap for most polygons: no border is longer than its box's sides, once per corner.
         if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # possibly too long: measure it
             corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
             if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
@@ -208,6 +193,7 @@ def misfit(outline: Outline, size: tuple[int, int]) -> str:
     left, top, right, bottom = outline.bounds
     height, width = size
     if left >= -width and top >= -height and right <= 2 * width and bottom <= 2 * height:
+        # It touches the image; from its size on around the image, coordinates are no pixels.
         if left < width and top < height and right > 0 and bottom > 0:
             return ""
         how = "outside of"
@@ -220,14 +206,12 @@ def decode_outline(encoded: bytes, size: tuple[int, int], where: str) -> np.ndar
     """Fill the outline of one object: (H, W) uint8, 1 inside.
 
     Args:
-        encoded: JSON of a list of polygons [x1, y1, x2, y2, ...] in pixels, or of a run-length encoding {"counts": ...,
-            "size": [H, W]}, compressed (a text) or not (a list).
-        size: H and W of the image.
+        encoded: JSON of polygons [x1, y1, x2, y2, ...] in pixels, or of run lengths {"counts": ..., "size": [H, W]},
+            compressed (a text) or not (a list).
         where: the object, for messages.
 
     Raises:
         DataError: the outline is invalid, or of an image of another size.
-        MissingPackageError: `pycocotools` is not installed.
 
     Example:
         >>> decode_outline(b"[[0, 0, 2, 0, 2, 2, 0, 2]]", (3, 4), "a square").tolist()
@@ -264,6 +248,8 @@ def _runs(text: str) -> list[int] | None:
             return None
         value |= (bits & 31) << shift
         shift += 5
+        # The last digit of a number: its sign bit fills the higher bits, and from the fourth number on it is a
+        # difference.
         if not bits & 32:
             if bits & 16:
                 value -= 1 << shift
@@ -273,12 +259,7 @@ def _runs(text: str) -> list[int] | None:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, cut off if it is long.
-
-    Example:
-        >>> shown([1, None])
-        '[1, null]'
-    """
+    """A value as JSON, cut off if it is long."""
     try:
         text = json.dumps(value)
     except RecursionError:

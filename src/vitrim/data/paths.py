@@ -30,6 +30,7 @@ def choose_files(files: list[Path], split: str | None, source: str) -> tuple[lis
 
     Without a split, a single file is read whole, whatever words are in its name.
     """
+    # A name may have several words: files of the split that was asked for count, whatever else they say.
     chosen = [] if split is None else [file for file in files if _has_word(file.stem, spellings(split))]
     if chosen:
         return chosen, split
@@ -44,27 +45,19 @@ def choose_files(files: list[Path], split: str | None, source: str) -> tuple[lis
 
 
 def splits_in_names(files: list[Path]) -> list[str]:
-    """The splits named by words in file names.
-
-    Example:
-        >>> splits_in_names([Path("a-test.parquet"), Path("a-train.parquet"), Path("valley.parquet")])
-        ['train', 'test']
-    """
+    """The splits named by words in file names."""
     return [name for name, words in _SPLIT_SPELLINGS.items() if any(_has_word(file.stem, words) for file in files)]
 
 
 def train_files(files: list[Path]) -> list[Path]:
-    """The files that define the classes: those of the train split, or all without one.
-
-    Example:
-        >>> [file.name for file in train_files([Path("a-test.tar"), Path("a-train.tar")])]
-        ['a-train.tar']
-    """
+    """The files that define the classes: those of the train split, or all without one."""
     return [file for file in files if _has_word(file.stem, spellings("train"))] or files
 
 
-def pick_split(asked: str | None, present: list[str], source: str) -> str:
-    """The split ``asked`` for, in any spelling, or the only one ``present``."""
+def pick_split(asked: str | None, present: list[str], source: str, expected: str = "splits") -> str:
+    """The split ``asked`` for, in any spelling, or the only one ``present``; ``expected`` says where they would be."""
+    if not present:
+        raise DataError(f"{source} has no {expected}")
     if asked is None and len(present) == 1:
         return present[0]
     valid = ", ".join(present[:10]) + (", ..." if len(present) > 10 else "")
@@ -77,29 +70,16 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
 
 
 def check_given(source: str | Path, **names: str | None) -> None:
-    """Refuse empty names, such as unset shell variables, which would mean this folder.
-
-    ``names`` are the other arguments that are names, such as ``split``; None is a default.
-
-    Example:
-        >>> check_given("x.parquet", split="")
-        Traceback (most recent call last):
-        vitrim.errors.DataError: the split of x.parquet has an empty name: name one, or leave it out
-    """
-    if not str(source).strip():
-        raise DataError(f"the images have an empty name; valid: a path, or {HUB_PREFIX}owner/name")
-    for argument, name in names.items():
+    """Refuse empty names, such as unset shell variables, which would mean this folder; None is a default."""
+    for argument, name in {"source": str(source), **names}.items():
         if name is not None and not name.strip():
             what = argument.replace("_", " ")
-            raise DataError(f"the {what} of {source} has an empty name: name one, or leave it out")
+            raise DataError(f"the {what} of {source or 'the images'} has an empty name: name one, or leave it out")
 
 
 def existing(source: str | Path) -> Path:
     """The path, with a leading ``~`` expanded; refused if missing, with a similar one that exists."""
-    try:
-        path = Path(source).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"cannot read {source}: there is no such home folder") from error
+    path = Path(os.path.expanduser(source))
     with os_errors(f"cannot read {path}", DataError):  # no permission, or the name is too long
         if path.exists():
             return path
@@ -107,12 +87,13 @@ def existing(source: str | Path) -> Path:
         while not missing.parent.exists():
             missing = missing.parent
     if missing.is_symlink():
-        raise DataError(f"{path} does not exist: {missing} is a link to {os.readlink(missing)}, which is not there")
-    entries = missing.parent.iterdir() if missing.parent.is_dir() else ()
-    names = sorted(entry.name for entry in entries if not is_hidden(entry.name))
-    close = difflib.get_close_matches(missing.name, names, n=1)
-    hint = f"did you mean {missing.parent / close[0]}?" if close else f"valid: a path, or {HUB_PREFIX}owner/name"
-    raise DataError(f"{path} does not exist: there is no {missing.name!r} in {missing.parent}; {hint}")
+        why = f"{missing} is a link to {os.readlink(missing)}, which is not there"
+    else:
+        names = [entry.name for entry in visible(missing.parent)] if missing.parent.is_dir() else []
+        close = difflib.get_close_matches(missing.name, names, n=1)
+        hint = f"did you mean {missing.parent / close[0]}?" if close else f"valid: a path, or {HUB_PREFIX}owner/name"
+        why = f"there is no {missing.name!r} in {missing.parent}; {hint}"
+    raise DataError(f"{path} does not exist: {why}")
 
 
 SYSTEM = frozenset({"__MACOSX", "@eaDir", "Thumbs.db", "ehthumbs.db", "desktop.ini"})
@@ -120,12 +101,7 @@ SYSTEM = frozenset({"__MACOSX", "@eaDir", "Thumbs.db", "ehthumbs.db", "desktop.i
 
 
 def is_hidden(name: str) -> bool:
-    """True for a file or folder that its user does not see, such as copies that a notebook or a viewer keeps.
-
-    Example:
-        >>> [is_hidden(name) for name in (".ipynb_checkpoints", "._cat.png", "__MACOSX", "cat")]
-        [True, True, True, False]
-    """
+    """True for a file or folder that its user does not see, such as copies that a notebook or a viewer keeps."""
     return name.startswith(".") or name in SYSTEM
 
 
@@ -135,12 +111,7 @@ def visible(folder: Path) -> list[Path]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first five names, for a message.
-
-    Example:
-        >>> listed("abcdefg")
-        'a, b, c, d, e, ...'
-    """
+    """The first five names, for a message."""
     every = list(names)
     return ", ".join(every[:5]) + (", ..." if len(every) > 5 else "")
 
@@ -155,6 +126,7 @@ def check_files(files: Iterable[Path], source: str, what: str = "images") -> Non
         folder = file.parent
         if folder not in present:
             present[folder] = frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
+        # One listing per folder: a million calls of `exists` on a network drive take minutes.
         if file.name not in present[folder]:
             missing.append(file)
     if missing:
@@ -162,16 +134,40 @@ def check_files(files: Iterable[Path], source: str, what: str = "images") -> Non
 
 
 def check_regular(file: Path, what: str) -> None:
-    """Refuse a path that exists and is no file: reading a pipe or a device may never end.
-
-    Example:
-        >>> check_regular(Path("no-such-file"), "image 0")
-        >>> check_regular(Path("."), "image 0")
-        Traceback (most recent call last):
-        vitrim.errors.DataError: cannot read image 0: it is no file but a folder, a pipe or a device
-    """
+    """Refuse a path that exists and is no file: reading a pipe or a device may never end."""
     if file.exists() and not file.is_file():
         raise DataError(f"cannot read {what}: it is no file but a folder, a pipe or a device")
+
+
+def read_rows(file: Path, source: str, form: str, expected: str, first: int = 1) -> list[tuple[str, ...]]:
+    """The groups of the pattern ``form`` in every line from ``first`` on; refuses a line of another form.
+
+    An empty line between others is refused, too: files of lines count by their numbers.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "classes.txt").write_text("1 Gull\\n2 Black Tern\\n")
+        ...     read_rows(Path(folder) / "classes.txt", "birds", r"(\\S+) (.+)", "a number and a name")
+        [('1', 'Gull'), ('2', 'Black Tern')]
+    """
+    rows = []
+    for number, line in enumerate(read_text(file, source).rstrip().splitlines()[first - 1 :], start=first):
+        found = re.fullmatch(form, line.strip())
+        if found is None:
+            raise DataError(f"line {number} of {file} is {line!r}; expected {expected}")
+        rows.append(found.groups())
+    return rows
+
+
+def read_pairs(file: Path, source: str, form: str, expected: str, first: int = 1) -> dict[str, str]:
+    """The two groups of each line of `read_rows`, the second by the first, which stands in one line only."""
+    pairs: dict[str, str] = {}
+    for key, value in read_rows(file, source, form, expected, first):
+        if key in pairs:
+            raise DataError(f"{file} has {key} twice")
+        pairs[key] = value
+    return pairs
 
 
 def read_text(file: Path, source: str) -> str:

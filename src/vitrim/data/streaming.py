@@ -1,14 +1,7 @@
 """Tables of images read from front to back, for tables too large to index or to download first.
 
-Four numbers from the caller determine a pass: seed and epoch give the order, the rank selects this process's part, and
-the number of images read so far is where it resumes.
-
-    stream = stream_images("hfds/owner/name", split="train").shuffled(seed=0).part(rank, world)
-    stream.transform = ...
-    stream.resume(epoch=3, images=1024)   # or stream.set_epoch(epoch)
-    for image, label in stream: ...
-
-`vitrim train stream=true` reads all rows in every process by `ImageStream.encoded`, and decodes only its own: then
+Seed and epoch give the order of a pass, the rank this process's part, and the number of images read so far its start.
+`vitrim train stream=true` reads all rows in every process by `ImageStream.encoded` and decodes only its own: then
 neither processes nor workers change which images an update sees.
 """
 
@@ -52,10 +45,8 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
 
     Attributes:
         rows: a `datasets.IterableDataset`.
-        image_column, label_column: its columns; labels are integers or class labels.
         length: images that all processes together read in a pass; None if unknown.
-        files: names and sizes of its files, as far as they are on disk, and digests of parts of them.
-        class_names, source, split, transform, mode: see `DecodedImages`.
+        files: names, sizes and digests of its files, as far as they are on disk.
     """
 
     rows: Any
@@ -73,9 +64,8 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
     _done: tuple[int, int] = field(default=(0, 0), init=False)
 
     def shuffled(self, seed: int, buffer: int = 10_000) -> ImageStream:
-        """The same images in another order, which depends on seed and epoch only.
-
-        Files of the table are shuffled, then images within a ``buffer`` of encoded ones.
+        """The same images in another order, by seed and epoch: files are shuffled, then images in a ``buffer`` of
+        encoded ones.
         """
         return replace(self, rows=self.rows.shuffle(seed=seed, buffer_size=buffer))
 
@@ -84,9 +74,6 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
 
         Whole files, if their number is a multiple of `world`, otherwise every world-th image. Parts may differ in
         length, so let every process do as many steps as the shortest allows.
-
-        Raises:
-            ValueError: rank is not in [0, world).
         """
         if not 0 <= rank < world:
             raise ValueError(f"rank must be in [0, {world}), not {rank}")
@@ -108,12 +95,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """Iterate over the images once.
-
-        Raises:
-            DataError: an image is unreadable or a label is missing; the message names the row of this pass. Or a loader
-                with workers resumes within an epoch.
-        """
+        """Iterate over the images once; `DataError` names the row of this pass."""
         epoch, images = self._done
         start = images if epoch == self._epoch else 0
         if start and get_worker_info() is not None:
@@ -124,21 +106,16 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
     def encoded(self, epoch: int, start: int = 0) -> Iterator[dict[str, Any]]:
         """The rows of a pass from ``start`` on, images still encoded, for a reader that distributes the decoding."""
         self.rows.set_epoch(epoch)
+        # Rows before the start are read, not decoded: the buffer of a shuffle must see them.
         rows = islice(self.rows, start, None)
         while (row := read_source(partial(next, rows, None), self.source)) is not None:
             yield row
 
     def decode(self, row: dict[str, Any], index: int) -> tuple[Tensor, int]:
-        """The image of a ``row`` from `encoded`, decoded and transformed, and its label; ``index`` is for messages.
-
-        Raises:
-            DataError: the image is unreadable, or its label is missing or none of the classes.
-        """
+        """The image of a ``row`` from `encoded`, decoded and transformed, and its label; ``index`` is for messages."""
         label = row[self.label_column]
-        if label is None:
-            raise DataError(f"row {index} of {self.source} has no label in column {self.label_column!r}")
         end = None if self.class_names is None else len(self.class_names)
-        if label < 0 or (end is not None and label >= end):
+        if label is None or label < 0 or (end is not None and label >= end):
             valid = "integers >= 0" if end is None else f"0 to {end - 1}, one per class name"
             raise DataError(f"the label of row {index} of {self.source} is {label}; valid: {valid}")
         file = encoded_image(row[self.image_column])
@@ -147,11 +124,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
 
     @property
     def num_classes(self) -> int:
-        """The number of class names.
-
-        Raises:
-            DataError: it has none: the largest label is known only after a whole pass.
-        """
+        """The number of class names; `DataError` without them: the largest label is known only after a whole pass."""
         if self.class_names is None:
             raise DataError(f"{self.source} has labels without class names: how many there are is not known in advance")
         return len(self.class_names)
@@ -168,32 +141,22 @@ def stream_images(
     """Open a table of images without reading it.
 
     Args:
-        source: a parquet file, a folder of parquet files, or `hfds/owner/name`, a dataset of the Hugging Face Hub,
-            which is not stored on disk.
-        split, image_column, label_column: see `load_data`. Labels must be integers: the sorted order of texts is known
-            only after a whole pass.
+        source: a parquet file, a folder of them, or `hfds/owner/name`, a dataset of the Hugging Face Hub, which is not
+            stored.
+        split, image_column, label_column: as of `load_data`; labels must be integers: the order of texts is known too
+            late.
 
     Returns:
         A stream of ((C, H, W) float32 in [0, 1], int label) until its `transform` is replaced.
 
-    Raises:
-        DataError: source, split or column does not exist or is ambiguous, or the source is a folder of images.
-        MissingPackageError: the package `datasets` is not installed.
-
     Example:
-        >>> from io import BytesIO
         >>> from tempfile import TemporaryDirectory
         >>> import pyarrow, pyarrow.parquet
-        >>> from PIL import Image
-        >>> file = BytesIO()
-        >>> Image.new("RGB", (4, 2)).save(file, "png")
-        >>> table = {"image": [{"bytes": file.getvalue(), "path": "a"}] * 3, "label": [5, 6, 7]}
+        >>> table = {"image": [{"bytes": b"png", "path": "a"}] * 3, "label": [5, 6, 7]}
         >>> with TemporaryDirectory() as root:
         ...     pyarrow.parquet.write_table(pyarrow.table(table), Path(root) / "train.parquet")
-        ...     stream = stream_images(root)
-        ...     stream.resume(epoch=0, images=1)
-        ...     [label for image, label in stream], stream.length
-        ([6, 7], 3)
+        ...     stream_images(root).length
+        3
     """
     check_given(source, split=split, image_column=image_column, label_column=label_column)
     hub = str(source).startswith(HUB_PREFIX)
@@ -227,6 +190,7 @@ def _digest(file: Path) -> str:
     with file.open("rb") as opened:
         if size <= 2**24:
             return hashlib.file_digest(opened, "sha256").hexdigest()
+        # A parquet file ends with its footer, the footer's length in four bytes, and the sign "PAR1".
         opened.seek(-8, os.SEEK_END)
         opened.seek(-8 - int.from_bytes(opened.read(4), "little"), os.SEEK_END)
         digest = hashlib.sha256(opened.read())

@@ -1,5 +1,4 @@
-"""Tables of images with labels, masks or boxes: parquet files and Hub datasets, read by the optional package
-`datasets`."""
+"""Tables of images with labels, masks or boxes: parquet files and Hub datasets, read by the package `datasets`."""
 
 from __future__ import annotations
 
@@ -52,6 +51,7 @@ class Rows:
     def contents(self) -> Iterator[bytes]:
         """Yield all images as stored in the table: bytes, path, or nothing."""
         table = self.table.with_format("arrow")
+        # Thousands at a time: single rows cost more than their bytes, all at once the memory.
         for start in range(0, len(table), 1000):
             for value in table[start : start + 1000].column(0).to_pylist():
                 image = encoded_image(value)
@@ -105,7 +105,6 @@ class OpenTable(NamedTuple):
 
     Attributes:
         rows: a `datasets.Dataset`, or a `datasets.IterableDataset`.
-        split: its split; None without splits.
         files: its parquet files; empty for the Hub.
         length: number of rows; None if unknown.
     """
@@ -132,10 +131,7 @@ def open_table(source: str, files: list[Path], split: str | None, *, stream: boo
 
 
 def _hub_split(source: str, split: str | None) -> tuple[str, str]:
-    """The name of a dataset on the Hub, and its split: as asked, else `validation` or the only one.
-
-    Nothing is downloaded.
-    """
+    """The name of a dataset on the Hub, and its split: as asked, else `validation` or the only one."""
     name = source.removeprefix(HUB_PREFIX)
     if not name:
         raise DataError(f"{source} names no dataset: write {HUB_PREFIX}owner/name")
@@ -154,10 +150,7 @@ def from_table(
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> ImageDataset:
-    """The dataset of a `datasets.Dataset` with a column of images and one of labels, found if they are not named.
-
-    ``texts`` gives the texts of the column of labels in all splits.
-    """
+    """The dataset of a `datasets.Dataset`; ``texts`` gives the texts of the column of labels in all splits."""
     image = find_image_column(table.features, image_column, source)
     label = find_label_column(table.features, label_column, source)
     labels, class_names = read_labels(table, label, source, texts)
@@ -220,6 +213,7 @@ def find_label_column(features: Any, asked: str | None, source: str) -> str:
     kinds = {name: kind_of(feature) for name, feature in features.items()}
     if asked is not None and kinds.get(asked) in ("classes", "integer", "text"):
         return asked
+    # Class labels with names win over plain integers, of which a table may have others, such as heights.
     classes: list[str] = [name for name, kind in kinds.items() if kind == "classes"]
     found = classes or [name for name, kind in kinds.items() if kind == "integer"]
     if asked is None and len(found) == 1:
@@ -265,10 +259,7 @@ def describe(features: Any) -> str:
 
 
 def class_texts(source: str, files: list[Path], column: str) -> Iterator[str | None]:
-    """The texts in a column that define the classes: of the train split, or of all splits without one.
-
-    ``source`` is a Hub dataset if there are no parquet ``files``.
-    """
+    """The texts in a column that define the classes: of the train split, or of all splits without one."""
     if not files:
         datasets = import_datasets()
         name = source.removeprefix(HUB_PREFIX)
@@ -284,12 +275,7 @@ def class_texts(source: str, files: list[Path], column: str) -> Iterator[str | N
 
 
 def read_labels(table: Any, name: str, source: str, texts: Texts) -> tuple[np.ndarray[Any, Any], list[str] | None]:
-    """The labels in the column ``name``, int64 (rows,), and the class names if there are any.
-
-    Texts are numbered by their order among ``texts`` of the column.
-    """
-    if not len(table):
-        raise DataError(f"no images in {source}")
+    """The labels in the column ``name``, int64 (rows,), and the class names if any; texts are numbered by ``texts``."""
     column = arrow_column(table, name)
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy()))
@@ -298,6 +284,7 @@ def read_labels(table: Any, name: str, source: str, texts: Texts) -> tuple[np.nd
     if kind != "text":
         return column.to_numpy(), None if kind == "integer" else list(table.features[name].names)
     values = column.to_pylist()
+    # Numbered by all splits' texts, not by those of this one, which may lack a class.
     class_names = numbered({text for text in texts(name) if text is not None})
     index = {value: label for label, value in enumerate(class_names)}
     stray = next((row for row, value in enumerate(values) if value not in index), None)
@@ -323,10 +310,9 @@ def masks_from_table(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
 ) -> SegmentationDataset:
-    """The dataset of a `datasets.Dataset` with two columns of images; pixel values of the second are labels.
+    """The dataset of a table with two columns of images; pixel values of the second are labels.
 
-    Masks are in ``label_column``, by default `annotation`, `mask`, `label` or `segmentation`; images are in the other
-    column of images, which ``image_column`` names if there are several.
+    Masks are in ``label_column``, by default `annotation`, `mask`, `label` or `segmentation`.
     """
     features = table.features
     found = [name for name, feature in features.items() if kind_of(feature) == "image"]
@@ -356,7 +342,7 @@ def boxes_from_table(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
 ) -> DetectionDataset:
-    """The dataset of a `datasets.Dataset` with a column of images and one of structs, by default `objects`.
+    """The dataset of a table with a column of images and one of structs, by default `objects`.
 
     A struct has `bbox`, boxes x, y, width, height in pixels, and `category`, class labels or integers, for which
     ``class_names`` or ``num_classes`` is needed.
@@ -369,7 +355,7 @@ def boxes_from_table(
         Rows(table, image),
         boxes,
         labels,
-        sizes=_sizes(table, source),
+        sizes=_sizes(table),
         class_names=class_names or names,
         num_classes=num_classes,
         source=source,
@@ -380,12 +366,12 @@ def boxes_from_table(
 def _category_names(features: Any, column: str, source: str) -> list[str] | None:
     """The class names of a column of structs of boxes and categories; None if categories are integers."""
     fields = features.get(column)
-    if not isinstance(fields, dict) or not {_BOX, _CATEGORY} <= set(fields):
-        raise column_error("label", f"of structs with {_BOX} and {_CATEGORY}", column, [], features, source)
-    kind = getattr(fields[_CATEGORY], "feature", None)
+    fields = fields if isinstance(fields, dict) else {}
+    kind = getattr(fields.get(_CATEGORY), "feature", None)
     names: list[str] | None = getattr(kind, "names", None)
-    if names is None and kind_of(kind) != "integer":
-        raise DataError(f"{_CATEGORY} of column {column!r} of {source} is neither class labels nor integers")
+    if _BOX not in fields or (names is None and kind_of(kind) != "integer"):
+        valid = f"of structs with {_BOX} and a {_CATEGORY} of class labels or integers"
+        raise column_error("label", valid, column, [], features, source)
     return names
 
 
@@ -396,22 +382,17 @@ def _objects(table: Any, column: str, source: str) -> tuple[list[np.ndarray[Any,
         where = f"image {number} of {source}"
         if row is None or row[_BOX] is None or row[_CATEGORY] is None:
             raise DataError(f"{where} has no {_BOX} or no {_CATEGORY} in column {column!r}: an empty list means no box")
+        # Tables of detection follow COCO: corner and size, in pixels.
         boxes.append(from_corner_and_size(row[_BOX], where))
         labels.append([-1 if label is None else label for label in row[_CATEGORY]])
     return boxes, labels
 
 
-def _sizes(table: Any, source: str) -> list[tuple[int, int]] | None:
+def _sizes(table: Any) -> list[tuple[int, int]] | None:
     """Height and width of every image, if the table has columns of them without a gap."""
     if any(kind_of(table.features.get(name)) != "integer" for name in _SIZE_COLUMNS):
         return None
     columns = [arrow_column(table, name) for name in _SIZE_COLUMNS]
     if any(column.null_count for column in columns):
         return None
-    sizes = list(zip(*(column.to_pylist() for column in columns), strict=True))
-    for number, (height, width) in enumerate(sizes):
-        if height < 1 or width < 1:
-            raise DataError(
-                f"image {number} of {source} has height {height} and width {width}; valid: whole numbers from 1"
-            )
-    return sizes
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))

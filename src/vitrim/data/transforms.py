@@ -25,9 +25,8 @@ def eval_transform(model: nn.Module, *, in_patches: bool = True) -> Transform:
     channels. (timm sums the weights of the three channels, which has no exact counterpart.)
 
     Args:
-        model: the model, reduced or not.
-        in_patches: accept patches (1, N, ...) from a model that takes images of every shape; False: an image of the
-            model's own size.
+        in_patches: accept patches (1, N, ...) from a model that takes images of every shape; False: an image of its own
+            size.
 
     Returns:
         A function from a PIL image of any mode and size to (C, H, W) float32, normalised; picklable.
@@ -60,6 +59,7 @@ def eval_transform(model: nn.Module, *, in_patches: bool = True) -> Transform:
         raise DataError(f"the model takes {preprocessing.channels} channels; an image has 1 or 3")
     from timm.data.transforms_factory import create_transform
 
+    # timm's evaluation transform, with the resizing and the crop of the published accuracies.
     made = create_transform(
         input_size=(preprocessing.channels, *preprocessing.size),
         crop_pct=preprocessing.crop_share,
@@ -84,10 +84,7 @@ class Geometry(NamedTuple):
 def geometry_of(model: nn.Module) -> Geometry:
     """The format of the images ``model`` takes, normalised in training as `eval_transform` does in evaluation.
 
-    Without a mean and standard deviation from the model, ImageNet's.
-
-    Raises:
-        VitrimError: the model does not specify its image size, or its attributes are unreadable.
+    Without a mean and standard deviation from the model, ImageNet's. `VitrimError` if the model has no image size.
 
     Example:
         >>> import timm

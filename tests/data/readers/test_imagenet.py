@@ -29,7 +29,7 @@ def test_only_the_validation_images(tmp_path):
 @pytest.mark.parametrize(
     ("files", "split", "message"),
     [
-        (["a/0.JPEG"], None, r"^imagenet:.* has neither a folder train nor a folder val$"),
+        (["a/0.JPEG"], None, r"^imagenet:.* has no folder train and no folder val$"),
         (["train/n00000001/0.JPEG"], "test", r"unknown split 'test' in imagenet:.*; valid: train$"),
         (["val/ILSVRC2012_val_00000001.JPEG"], None, r"images lie directly in .*val: sort them into one folder per cl"),
         (["val/n00000001/0.JPEG", "val/cat/0.JPEG"], None, r"folders in .*val are not named by WordNet ids .*: cat$"),
@@ -112,7 +112,7 @@ def test_a_file_of_labels_elsewhere(tmp_path):
         (
             "kaggle",
             lambda root: (root / "LOC_val_solution.csv").write_text("a,b\nILSVRC2012_val_00000001,cat 1 2 3 4\n"),
-            r"csv says that 'ILSVRC2012_val_00000001' is of class 'cat'; expected a WordNet id such as n01440764$",
+            r"line 2 of .*csv is 'ILSVRC2012_val_00000001,cat 1 2 3 4'; expected an image and its boxes",
         ),
         (
             "devkit",
@@ -127,7 +127,7 @@ def test_a_file_of_labels_elsewhere(tmp_path):
         (
             "map",
             lambda root: next(root.glob("*/data/map*")).write_text("n00000003 1 a"),
-            r"_00000001' is of class '2'; expected a WordNet id",
+            r"line 1 of .*ground_truth.txt is '2'; expected the number of a class of the devkit$",
         ),
     ],
 )

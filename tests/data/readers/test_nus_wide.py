@@ -41,9 +41,9 @@ def test_the_empty_class_of_the_comparative_study(tmp_path):
     ("text", "message"),
     [
         ("", r"nus_wid_data.csv begins with ''; expected a header of three columns: path, label such as"),
-        (HEADER, r"no images in .*nus_wid_data.csv"),
+        (HEADER, r"^nus_wide:.* has no images$"),
         (HEADER + "images/a.jpg,['sky']\n", r"line 2 of .*csv is \"images/a.jpg,\['sky'\]\"; expected path, label"),
-        (HEADER + "images/a.jpg,sky,train\n", r"the label in line 2 of .*csv is 'sky'; expected a list such as"),
+        (HEADER + "images/a.jpg,sky,train\n", r"line 2 of .*csv is 'images/a.jpg,sky,train'; expected path, label"),
         (HEADER + "images/a.jpg,[],train\n", r"^no image of nus_wide:.* has a label$"),
         (HEADER + "images/a.jpg,['a'],train\nimages/e.jpg,['a'],train\n", r"1 of the 2 images of nus_wide:.*e.jpg$"),
     ],

@@ -90,7 +90,7 @@ def test_archives_that_do_not_exist_or_are_none(tmp_path):
     write_tar(tmp_path / "0.tar", **sample("a", 0))
     with pytest.raises(DataError, match=r"^1 of the 2 archives of webdataset:.* are missing, the first is .*1.tar$"):
         load_images(f"webdataset:{tmp_path}/{{0..1}}.tar")
-    with pytest.raises(DataError, match=r"the range \{2\.\.1\} of .* ends before it starts"):
+    with pytest.raises(DataError, match=r"no archives \(.tar\) in webdataset:"):
         load_images(f"webdataset:{tmp_path}/{{2..1}}.tar")
     with pytest.raises(DataError, match=r"no archives \(.tar\) in webdataset:"):
         load_images(f"webdataset:{tmp_path}/*.tgz")

@@ -1,17 +1,7 @@
-"""Readers of published dataset layouts, by name: `nabirds:PATH`.
+"""Readers of published dataset layouts, by name: `nabirds:PATH`; a reader is a function in one file of this folder.
 
-A reader is a function in one file of this folder:
-
-    @register_reader("nabirds")
-    def read_nabirds(path: str, *, split: str | None = None) -> ImageDataset:
-        ...
-
-Further keyword-only parameters are options of `load_data`. A reader reads labels and paths, keeps their order, and
-decodes no image. It declares the tasks its data is for, `@register_reader("ade20k", "segmentation")`; the default is
-`classification`. A layout with several kinds of data has several functions under one name.
-
-All readers raise `DataError`, in one line, for missing or malformed files and for a split that does not exist.
-``split`` may be omitted if only one is on disk; `val` and `validation` are equivalent.
+Keyword-only parameters are options of `load_data`. A reader reads labels and paths, keeps their order, and decodes no
+image. A layout with several kinds of data has several functions under one name.
 """
 
 from __future__ import annotations
@@ -41,15 +31,9 @@ def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
     """Decorator: register a reader under a name, once per task.
 
     Args:
-        name: as before the colon in `name:path`.
         tasks: of `TASKS`; by default `classification`. A reader with the keyword `task` receives the requested one.
 
-    Raises:
-        VitrimError: this name has a reader for this task, or there is no such task.
-
     Example:
-        >>> list(readers()["coco"])
-        ['multilabel', 'detection', 'instances']
         >>> @register_reader("coco", "multilabel")  # doctest: +ELLIPSIS
         ... def read_mine(path, *, split=None): ...
         Traceback (most recent call last):
@@ -66,11 +50,6 @@ def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
 
 
 def readers() -> dict[str, dict[str, Reader]]:
-    """Every reader by name, sorted, and by task.
-
-    Example:
-        >>> list(readers())  # doctest: +NORMALIZE_WHITESPACE
-        ['ade20k', 'cityscapes', 'coco', 'imagenet', 'masks', 'nabirds', 'nus_wide', 'voc', 'webdataset']
-    """
+    """Every reader by name, sorted, and by task."""
     discover(__name__)
     return dict(sorted(_READERS.items()))

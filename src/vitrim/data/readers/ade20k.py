@@ -34,8 +34,9 @@ def read_ade20k(path: str, *, split: str | None = None) -> SegmentationDataset:
     """
     root, source = existing(path), f"ade20k:{path}"
     asked = "training" if split is not None and split.lower() == "train" else split
-    name = pick_split(asked, subfolders(root / "images", source), source)
+    name = pick_split(asked, subfolders(root / "images"), source, f"folders in {root / 'images'}")
     images = files_by_stem(root / "images" / name, source)
     masks = files_by_stem(root / "annotations" / name, source, (".png",))
+    # Value 0 means everything else.
     relabel = {value + 1: value for value in range(len(CLASSES))}
     return paired(images, masks, source, class_names=CLASSES, ignore=0, relabel=relabel, split=name)

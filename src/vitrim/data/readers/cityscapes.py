@@ -28,10 +28,11 @@ def read_cityscapes(path: str, *, split: str | None = None) -> SegmentationDatas
     `labelTrainIds`. Splits are `train`, `val` and `test`, whose masks are empty.
     """
     root, source = existing(path), f"cityscapes:{path}"
-    name = pick_split(split, subfolders(root / "leftImg8bit", source), source)
+    name = pick_split(split, subfolders(root / "leftImg8bit"), source, f"folders in {root / 'leftImg8bit'}")
     folder = root / "gtFine" / name
     images = _files(root / "leftImg8bit" / name, _IMAGE)
     masks, relabel = _files(folder, _LABEL_IDS), dict.fromkeys((*range(IDS), IGNORED), IGNORED)
+    # Every id is ignored first, then those that count get their place in the benchmark's order.
     relabel |= {value: label for label, value in enumerate(CLASSES)}
     if not masks:
         masks, relabel = _files(folder, _TRAIN_IDS), {label: label for label in (*range(len(CLASSES)), IGNORED)}

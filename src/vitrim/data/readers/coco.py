@@ -1,7 +1,6 @@
 """COCO: `coco:ROOT`, with ROOT/train2014, ROOT/val2014 and ROOT/annotations; for objects also of 2017.
 
-An annotation file is checked as a whole before any image is read. Anything that would give a wrong result is refused,
-naming the file, the entry and the valid values. Fields that are not read may hold anything.
+An annotation file is checked as a whole before any image is read; fields that are not read may hold anything.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
     root, source = existing(path), f"coco:{path}"
     name, folder, file = _chosen(root, source, split, 2014)
     found = read_annotations(file, source, IMAGE, LABEL, _without_outline)
+    # An image without annotations has no label to learn.
     rows = {image: objects for image, objects in found.by_image(found.entries.rows).items() if objects}
     paths = [folder / found.images[image]["file_name"] for image in rows]
     check_files(paths, source)
@@ -67,6 +67,7 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
     found = read_annotations(file, source, SIZED_IMAGE, OBJECT, _with_outline if outlines else _without_outline)
     images, rows = [], []
     for image, objects in found.by_image(with_area(found, outlines=outlines)).items():
+        # Nothing to learn there; evaluation keeps them, because a detection on them is wrong.
         if name != "train" or any(not each["iscrowd"] for each in objects):
             images.append(found.images[image])
             rows.append(objects)
@@ -91,9 +92,8 @@ def _chosen(root: Path, source: str, split: str | None, *years: int) -> tuple[st
     """A split's name, its folder of images and its annotation file, of the latest of ``years`` that is on disk."""
     files = {(name, year): Path("annotations", f"instances_{name}{year}.json") for year in years for name in _SPLITS}
     present = {name: year for (name, year), file in files.items() if (root / file).is_file()}
-    if not present:
-        raise DataError(f"{source} has no {' and no '.join(str(files[name, years[-1]]) for name in _SPLITS)}")
-    name = pick_split(split, sorted(present), source)
+    expected = " and no ".join(str(files[name, years[-1]]) for name in _SPLITS)
+    name = pick_split(split, sorted(present), source, expected)
     return name, root / f"{name}{present[name]}", root / files[name, present[name]]
 
 
@@ -200,9 +200,8 @@ class Annotations:
 
 
 def read_annotations(file: Path, source: str, image: Fields, annotation: Fields, hook: Any) -> Annotations:
-    """Read and check an annotation file.
-
-    ``image`` and ``annotation`` are the fields that are read of each; ``hook`` changes an object of the file in place.
+    """Read and check an annotation file: the fields of each ``image`` and ``annotation``; ``hook`` changes objects in
+    place.
     """
     content = parse_json(read_text(file, source), file, DataError, hook=hook)
     categories = Entries.of(content, "categories", "category", file)
@@ -242,10 +241,8 @@ def _with_outline(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_area(annotations: Annotations, *, outlines: bool) -> list[dict[str, Any]]:
-    """The annotations whose box has an area.
-
-    ``annotations`` have the fields of `OBJECT`, their images those of `SIZED_IMAGE`. With ``outlines``, each gets an
-    `Outline`, a crowd without its own that of its box.
+    """The annotations whose box has an area, each with its `Outline` if ``outlines``; a crowd without one has its
+    box's.
     """
     entries, kept = annotations.entries, list[dict[str, Any]]()
     owners = (annotations.images[row["image_id"]] for row in entries.rows)
@@ -264,6 +261,7 @@ def with_area(annotations: Annotations, *, outlines: bool) -> list[dict[str, Any
                 raise DataError(f"the outline of {entries.where(number)} {problem}")
         elif outlines and row["iscrowd"]:
             x, y, wide, tall = row["bbox"]
+            # Clockwise from the top left.
             corners = [x, y, x + wide, y, x + wide, y + tall, x, y + tall]
             row[_OUTLINE] = Outline(encoded=json.dumps([corners]).encode())
         elif outlines:
@@ -279,9 +277,12 @@ def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool
     boxes = np.array([row["bbox"] for row in annotations.rows], dtype=np.float64).reshape(-1, 4)
     corners = boxes.copy()
     corners[:, 2:] += corners[:, :2]
+    # Empty in float32, in which boxes are stored: a sliver may have an area in float64 alone.
+    # Boxes are kept in float32, in which a sliver may have no area.
     stored = corners.astype(np.float32)
     empty = np.any(stored[:, 2:] <= stored[:, :2], axis=1)
     beyond, gone = outside(corners, sizes)
+    # A box without area may lie anywhere, it is left out; one with an area must have some of it in its image.
     wrong = beyond & (boxes[:, 2:] > 0).all(axis=1) | gone & ~empty
     if wrong.any():
         number = int(wrong.argmax())

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import class_folders, files_by_stem, has_images, read_classes
-from vitrim.data.paths import check_regular, existing, listed, pick_split, read_text
+from vitrim.data.paths import check_regular, existing, listed, pick_split, read_pairs, read_rows
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError, check_installed, first_line
 
 _SPLITS = ("train", "val", "validation")
-_WNID = re.compile(r"n\d{8}")
-_STEM = re.compile(r"ILSVRC2012_val_(\d{8})")
+_WNID = r"n\d{8}"
+_STEM = r"ILSVRC2012_val_\d{8}"
 _KAGGLE = "LOC_val_solution.csv"
 _DEVKIT = "ILSVRC2012_validation_ground_truth.txt"
 _SYNSETS = "imagenet_2012_validation_synset_labels.txt"
@@ -28,29 +26,23 @@ def read_imagenet(path: str, *, split: str | None = None, labels: str | None = N
     """ImageNet, or a subset of its classes, in folders named by WordNet ids, which are the class names.
 
     Labels are indices in the sorted ids of the train split, or of the validation split if it is alone on disk. With all
-    1000 classes they equal those of every published model; a subset has its own. Other folders and files in the root
-    (devkit, test, meta.bin) are ignored.
+    1000 classes they equal those of every published model. Other folders and files in the root are ignored.
 
-    Validation images may also be in one folder, as published, beside a file with their classes:
+    Validation images may also be in one folder, as published, beside a file with their classes, in the root, in the
+    folder of the images, or in `data` of a folder in the root (the devkit). It may name images that are missing.
 
     * `LOC_val_solution.csv` (Kaggle): image id, then boxes, each after its WordNet id;
     * `ILSVRC2012_validation_ground_truth.txt` (the devkit): in line i the class number of image i. These numbers differ
       from those of published models; `meta.mat` or `map_clsloc.txt` beside it has their WordNet ids;
     * `imagenet_2012_validation_synset_labels.txt` (TensorFlow): in line i the WordNet id of image i.
 
-    Searched in the root, in the folder of the images, and in `data` of a folder in the root (the devkit). Images that
-    it names may be missing.
-
     Args:
-        path: the root.
         split: `train` or `val`.
         labels: such a file elsewhere.
     """
     root, source = existing(path), f"imagenet:{path}"
     present = [name for name in _SPLITS if (root / name).is_dir()]
-    if not present:
-        raise DataError(f"{source} has neither a folder train nor a folder val")
-    name = pick_split(split, present, source)
+    name = pick_split(split, present, source, "folder train and no folder val")
     folders = [root / each for each in present]
     flat = [folder for folder in folders if has_images(folder)]
     if "train" in [folder.name for folder in flat]:
@@ -59,7 +51,7 @@ def read_imagenet(path: str, *, split: str | None = None, labels: str | None = N
         inside = [entry.name for entry in class_folders(folder)]
         if folder in flat and inside:
             raise DataError(f"{folder} has images and folders ({listed(inside)}); expected one or the other")
-        strange = [name for name in inside if not _WNID.fullmatch(name)]
+        strange = [name for name in inside if not re.fullmatch(_WNID, name)]
         if strange:
             raise DataError(f"folders in {folder} are not named by WordNet ids such as n01440764: {listed(strange)}")
     if root / name not in flat:
@@ -74,6 +66,7 @@ def _flat(root: Path, folder: Path, source: str, split: str, file: Path | None) 
     if unknown:
         raise DataError(f"{len(unknown)} of {len(images)} images in {folder} are in no line: {listed(unknown)}")
     train = [entry.name for entry in class_folders(root / "train")] if (root / "train").is_dir() else []
+    # The train split has all classes; a part of the validation images may lack some.
     class_names = sorted(train or set(of_stem.values()))
     place = {wnid: number for number, wnid in enumerate(class_names)}
     strange = sorted({of_stem[stem] for stem in images} - set(place))
@@ -98,28 +91,25 @@ def _wnids(file: Path, source: str) -> dict[str, str]:
     """The WordNet id of each image, by its name without suffix."""
     if file.name not in _FORMS:
         raise DataError(f"{file} is no known file of labels; valid: {', '.join(_FORMS)}")
-    lines = read_text(file, source).splitlines()
     if file.name == _KAGGLE:
-        rows = list(csv.reader(StringIO("\n".join(lines))))[1:]
-        # the words are boxes, an id and four numbers each, all of one class
-        wnids = {row[0]: row[1].split(" ")[0] if len(row) == 2 else "" for row in rows if row}
+        # after the name of an image its boxes, an id and four numbers each, all of one class
+        form, expected = rf"({_STEM}),({_WNID})(?: .*)?", "an image and its boxes, each after a WordNet id"
+        return read_pairs(file, source, form, expected, first=2)
+    # the others have no names of images: line i is of image i
+    if file.name == _DEVKIT:
+        ids = _ids_of_devkit(file.parent, source)
+        numbers = read_rows(file, source, f"({'|'.join(map(re.escape, ids))})", "the number of a class of the devkit")
+        words = [ids[number] for (number,) in numbers]
     else:
-        words = [line.strip() for line in lines]
-        if file.name == _DEVKIT:
-            ids = _ids_of_devkit(file.parent, source)
-            words = [ids.get(word, word) for word in words]
-        wnids = {f"ILSVRC2012_val_{number:08}": word for number, word in enumerate(words, start=1)}
-    for stem, wnid in wnids.items():
-        if not _STEM.fullmatch(stem) or not _WNID.fullmatch(wnid):
-            raise DataError(f"{file} says that {stem!r} is of class {wnid!r}; expected a WordNet id such as n01440764")
-    return wnids
+        words = [wnid for (wnid,) in read_rows(file, source, f"({_WNID})", "a WordNet id such as n01440764")]
+    return {f"ILSVRC2012_val_{number:08}": word for number, word in enumerate(words, start=1)}
 
 
 def _ids_of_devkit(folder: Path, source: str) -> dict[str, str]:
     mapped, meta = folder / "map_clsloc.txt", folder / "meta.mat"
     if mapped.is_file():
-        words = [line.split() for line in read_text(mapped, source).splitlines() if line.strip()]
-        return {each[1]: each[0] for each in words if len(each) > 1}
+        form, expected = rf"({_WNID})\s+(\d+)(?:\s.*)?", "a WordNet id and the number of its class"
+        return {number: wnid for wnid, number in read_rows(mapped, source, form, expected)}
     if not meta.is_file():
         raise DataError(f"{folder / _DEVKIT} has the devkit's own numbers: put its meta.mat beside it")
     check_regular(meta, str(meta))

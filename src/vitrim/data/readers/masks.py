@@ -26,7 +26,7 @@ def read_masks(
     is the folders' name; ``ignore``, ``class_names`` and ``num_classes`` are as in `SegmentationDataset`.
     """
     root, source = existing(path), f"masks:{path}"
-    name = pick_split(split, subfolders(root / "images", source), source)
+    name = pick_split(split, subfolders(root / "images"), source, f"folders in {root / 'images'}")
     images = files_by_stem(root / "images" / name, source)
     masks = files_by_stem(root / "masks" / name, source, (".png",))
     options: dict[str, Any] = {"class_names": class_names, "num_classes": num_classes, "ignore": ignore}

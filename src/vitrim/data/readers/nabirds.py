@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.paths import check_files, existing, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_pairs
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -26,20 +27,14 @@ def read_nabirds(path: str, *, split: str | None = None) -> ImageDataset:
     root, source = existing(path), f"nabirds:{path}"
     wanted = pick_split("test" if split in _EVALUATION else split, ["train", "test"], source)
     files = _pairs(root / "images.txt", source)
-    classes = _of_every_image(root / "image_class_labels.txt", files, source)
-    parts = _of_every_image(root / "train_test_split.txt", files, source)
-    for image in files:
-        if not classes[image].isdecimal() or len(classes[image]) > 18:
-            raise DataError(f"the class of image {image} of {source} is {classes[image]!r}; expected a number")
-        if parts[image] not in _PARTS:
-            raise DataError(
-                f"the split of image {image} of {source} is {parts[image]!r}; valid: 1 for train, 0 for test"
-            )
+    classes = _pairs(root / "image_class_labels.txt", source, r"\d{1,18}", "the number of its class")
+    parts = _pairs(root / "train_test_split.txt", source, "[01]", "1 for train or 0 for test")
+    _check_all(files, classes, root / "image_class_labels.txt")
+    _check_all(files, parts, root / "train_test_split.txt")
+    # Over both splits: a class that one of them lacks must not shift the others.
     numbers = sorted({int(classes[image]) for image in files})
     names = _pairs(root / "classes.txt", source)
-    for number in numbers:
-        if str(number) not in names:
-            raise DataError(f"class {number} has images but no name in {root / 'classes.txt'}")
+    _check_all(map(str, numbers), names, root / "classes.txt")
     chosen = [image for image in files if _PARTS[parts[image]] == wanted]
     paths = [root / "images" / files[image] for image in chosen]
     check_files(paths, source)
@@ -49,25 +44,12 @@ def read_nabirds(path: str, *, split: str | None = None) -> ImageDataset:
     return ImageDataset(paths, labels, class_names=class_names, source=source, split=wanted)
 
 
-def _pairs(file: Path, source: str) -> dict[str, str]:
-    """The lines of a file, each a key, a space and the rest."""
-    pairs: dict[str, str] = {}
-    for number, line in enumerate(read_text(file, source).splitlines(), start=1):
-        key, _, value = line.strip().partition(" ")
-        if not key:
-            continue
-        if not value:
-            raise DataError(f"line {number} of {file} is {line!r}; expected two values with a space between them")
-        if key in pairs:
-            raise DataError(f"line {number} of {file} is the second of {key}")
-        pairs[key] = value.strip()
-    return pairs
+def _pairs(file: Path, source: str, value: str = ".+", what: str = "the rest") -> dict[str, str]:
+    """The lines of a file: a key, a space and a value of the pattern ``value``."""
+    return read_pairs(file, source, rf"(\S+) +({value})", f"a key, a space and {what}")
 
 
-def _of_every_image(file: Path, images: dict[str, str], source: str) -> dict[str, str]:
-    """The lines of a file that has an entry for every image."""
-    pairs = _pairs(file, source)
-    missing = next((image for image in images if image not in pairs), None)
+def _check_all(keys: Iterable[str], pairs: dict[str, str], file: Path) -> None:
+    missing = next((key for key in keys if key not in pairs), None)
     if missing is not None:
-        raise DataError(f"image {missing} ({images[missing]}) of {source} is not in {file.name}")
-    return pairs
+        raise DataError(f"{missing} is in no line of {file}")

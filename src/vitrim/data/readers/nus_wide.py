@@ -6,12 +6,14 @@ from __future__ import annotations
 import ast
 import csv
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
-from vitrim.data.paths import check_files, existing, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_rows, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -47,20 +49,19 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
     * the images in `Flickr/`, `images/` or the root.
 
     Args:
-        path: the root.
         split: `train` or `val`; of the original distribution `train` or `test` (also `val`).
-        empty_class: count having no label as a class.
     """
     root, source = existing(path), f"nus_wide:{path}"
     if (root / _FILE).is_file():
         rows = _read(root / _FILE, source)
-        name = pick_split(split, [each for each in _SPLITS if any(row.split == each for row in rows)], source)
+        name = pick_split(split, [each for each in _SPLITS if any(row.split == each for row in rows)], source, "images")
     elif (root / "ImageList").is_dir():
         name = pick_split("test" if split in _EVALUATION else split, list(_LISTS), source)
         rows = _original(root, source)
     else:
         raise DataError(f"{source} has neither {_FILE} nor ImageList/{_LISTS['train']}")
     labels = {row: (_NONE,) if empty_class and not row.names else row.names for row in rows}
+    # Over both splits, so that all loaders agree on the order.
     class_names = sorted({label for names in labels.values() for label in names})
     if not class_names:
         raise DataError(f"no image of {source} has a label")
@@ -83,6 +84,7 @@ def _original(root: Path, source: str) -> list[_ImageRow]:
     concepts = sorted({concept for concept, _ in files})
     if not concepts:
         raise DataError(f"{folder} has no file such as Labels_sky_Train.txt")
+    # The folder of the photographs, which lists do not name; without one, paths count from the root.
     images = next((name for name in ("Flickr", "images") if (root / name).is_dir()), "")
     rows: list[_ImageRow] = []
     for split, name in _LISTS.items():
@@ -91,12 +93,10 @@ def _original(root: Path, source: str) -> list[_ImageRow]:
         columns = []
         for concept in concepts:
             file = files.get((concept, split.title()), folder / f"Labels_{concept}_{split.title()}.txt")
-            values = read_text(file, source).split()
+            # One file per concept and split, a column of the table: line i is about image i of the list.
+            values = [value for (value,) in read_rows(file, source, "([01])", "0 or 1")]
             if len(values) != len(paths):
                 raise DataError(f"{file} has {len(values)} lines for the {len(paths)} images of {name}")
-            wrong = next((number for number, value in enumerate(values, start=1) if value not in ("0", "1")), None)
-            if wrong is not None:
-                raise DataError(f"line {wrong} of {file} is {values[wrong - 1]!r}; expected 0 or 1")
             columns.append(values)
         for path, marks in zip(paths, zip(*columns, strict=True), strict=True):
             names = tuple(concept for concept, mark in zip(concepts, marks, strict=True) if mark == "1")
@@ -112,18 +112,14 @@ def _read(file: Path, source: str) -> list[_ImageRow]:
         if len(header) < 3 or header[1].strip() != "label":
             raise DataError(f"{file} begins with {','.join(header)!r}; expected a header of three columns: {_FORM}")
         for cells in filter(None, lines):
-            where = f"line {lines.line_num} of {file}"
-            if len(cells) < 3 or not cells[0].strip() or cells[2] not in _SPLITS:
-                raise DataError(f"{where} is {','.join(cells)!r}; expected {_FORM}")
-            try:
-                names = ast.literal_eval(cells[1])
-            except (ValueError, SyntaxError):
-                names = None
-            if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-                raise DataError(f"the label in {where} is {cells[1]!r}; expected a list such as ['clouds', 'sky']")
+            names: Any = None
+            with suppress(ValueError, SyntaxError):
+                # literal_eval reads a list of texts and runs nothing; a cell of anything else leaves None.
+                names = ast.literal_eval(cells[1]) if len(cells) > 2 and cells[0].strip() else None
+            is_list = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+            if not is_list or cells[2] not in _SPLITS:
+                raise DataError(f"line {lines.line_num} of {file} is {','.join(cells)!r}; expected {_FORM}")
             rows.append(_ImageRow(cells[0], tuple(names), cells[2]))
     except csv.Error as error:
         raise DataError(f"cannot read {file}: {error} in line {lines.line_num}") from error
-    if not rows:
-        raise DataError(f"no images in {file}")
     return rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 from vitrim.data.dense import SegmentationDataset
 from vitrim.data.paths import check_files, existing, pick_split, read_text, visible
 from vitrim.data.readers import register_reader
-from vitrim.errors import DataError
 
 _NAMES = (
     "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
@@ -24,9 +23,7 @@ def read_voc(path: str, *, split: str | None = None) -> SegmentationDataset:
     root, source = existing(path), f"voc:{path}"
     folder = root / "ImageSets" / "Segmentation"
     lists = [file for file in visible(folder) if file.suffix == ".txt"] if folder.is_dir() else []
-    if not lists:
-        raise DataError(f"{source} has no lists ImageSets/Segmentation/*.txt: expected the folder of one year")
-    name = pick_split(split, [file.stem for file in lists], source)
+    name = pick_split(split, [file.stem for file in lists], source, "lists ImageSets/Segmentation/*.txt, as a year has")
     stems = read_text(folder / f"{name}.txt", source).split()
     images = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]
     masks = [root / "SegmentationClass" / f"{stem}.png" for stem in stems]

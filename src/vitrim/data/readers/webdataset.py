@@ -50,12 +50,13 @@ def read_webdataset(
         path: a tar file, a folder of them, or a pattern with ranges, `{000000..000009}`, or `*`.
         split: the archives with it as a word in their name; optional if they name at most one.
         image_column: the suffix of the images, if there are several kinds.
-        label_column: the suffix of the labels; by default `cls`, or `json` or `jsn`, whose field `label` is the label,
-            or which are the label. Another field is `json.NAME`.
+        label_column: the suffix of the labels; by default `cls`, or `json` or `jsn`: its field `label`, or itself.
+            Another field is `json.NAME`.
     """
     source = f"webdataset:{path}"
     archives = _archives(path, source)
     files, chosen = choose_files(archives, split, source)
+    # The split alone is opened; the texts that define the classes may be of others.
     table = _table(files, source)
     image = find_image_column(table.features, image_column, source)
     rows = Rows(table, image)
@@ -83,10 +84,9 @@ def _table(files: list[Path], source: str) -> Any:
 def _archives(path: str, source: str) -> list[Path]:
     """The archives that a pattern matches, in its order: a{0..2} is a0, a1, a2; a{00..02} is a00, a01, a02."""
     pattern, names, end = os.path.expanduser(path), [""], 0
+    # Every range multiplies the names found so far by its numbers, written as wide as its start.
     for found in _RANGE.finditer(pattern):
         start, stop = found.groups()
-        if int(start) > int(stop):
-            raise DataError(f"the range {found.group()} of {pattern} ends before it starts")
         numbers = [f"{number:0{len(start)}d}" for number in range(int(start), int(stop) + 1)]
         names = [name + pattern[end : found.start()] + number for name in names for number in numbers]
         end = found.end()
