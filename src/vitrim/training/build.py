@@ -1,8 +1,4 @@
-"""Assembly of a run: a recipe's data and starting model, and the `Trainer` of both.
-
-trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
-result = trainer.run()
-"""
+"""Assembly of a run: a recipe's data and starting model, and the `Trainer` of both."""
 
 from __future__ import annotations
 
@@ -59,10 +55,9 @@ def build_trainer(
     """Build a run that is ready to start: everything is checked, nothing is written.
 
     Args:
-        data: a source for `vitrim.data.load_data`, whose splits the recipe names; or data sets by the name of the
-            split; or a single one to train on.
+        data: a source for `load_data`, whose splits the recipe names; or data sets by the name of the split; or a
+            single one to train on.
         checkpoint: starting weights, a safetensors file or the folder of a finished run.
-        cpu: do not use a GPU.
     """
     accelerator = make_accelerator(resolved.recipe, cpu=cpu)
     seed_all(resolved.recipe.seed)
@@ -71,6 +66,7 @@ def build_trainer(
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
     for held_out in (eval_data, test_data):
         if isinstance(held_out, ImageDataset | MultiLabelDataset):  # for others, the task has a transform
+            # The model's own: its published accuracy is of these crops.
             held_out.transform = eval_transform(model)
     return Trainer(
         resolved,
@@ -94,6 +90,7 @@ def chosen_splits(recipe: Recipe, data: Any) -> Recipe:
     if names is None:  # all layouts of readers have these two
         names = ["train", "val"]
     found = {word: next((name for name in names if name and name.lower() in spellings(word)), None) for word in SPLITS}
+    # The asked splits stay what the recipe says: the run folder records the recipe as given.
     split, watched = recipe.split, recipe.eval_split
     if split == AUTO:
         split = found["train"]
@@ -128,11 +125,8 @@ def open_data(
 ) -> tuple[AnyDataset | ImageStream, AnyDataset | None, AnyDataset | None]:
     """Open the images that a recipe trains on, evaluates, and finally tests; the last two may be None.
 
-    Only the training split can be a stream, because evaluations must read the same images. Data sets that are passed
-    ignore the recipe's ``data_options``.
-
-    Raises:
-        VitrimError: see `load_data`; a missing split; or a share that leaves no images on one side.
+    Only the training split can be a stream: evaluations must read the same images. Data sets that are passed ignore
+    ``data_options``.
     """
     for name in recipe.data_options:
         if name in ("source", "task", "split"):
@@ -157,6 +151,7 @@ def _images(recipe: Recipe, data: Any, split: str | None) -> AnyDataset:
         given: Mapping[Any, AnyDataset] = data if isinstance(data, Mapping) else {recipe.split: data}
         if split not in given:
             raise VitrimError(f"no split {split} in the data that were given; there is: {', '.join(map(str, given))}")
+        # The caller's dataset keeps its own transform.
         images = copy.copy(given[split])  # its transform will be replaced
         if not hasattr(images, "num_classes"):
             kind = type(images).__name__
@@ -175,8 +170,8 @@ def _stream(recipe: Recipe, data: Any) -> ImageStream:
 def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) -> nn.Module:
     """The model of a recipe with its starting weights and, if its library supports it, a head for the data's classes.
 
-    A checkpoint may have other classes: the model gets its head, which the task then replaces. From a model of
-    label-free pre-training only the encoder is loaded, and the head is new.
+    Of a checkpoint with other classes the model gets the head, which the task then replaces; of a label-free
+    pre-training only the encoder is loaded.
     """
     # models whose head vitrim makes
     ours = ":" not in recipe.model or recipe.model.startswith(("segmenter:", "vitdet:"))
@@ -202,13 +197,8 @@ def mimetic_(model: nn.Module) -> None:
     Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers" (ICML 2023): attention starts with two
     patterns of pretrained Vision Transformers, a query-key product near the identity and a value-projection product
     near its negative, over sine-cosine positions. It costs nothing in training and helps most if data or time is short.
-    Draws from torch's global generator.
-
-    Args:
-        model: with a joint query, key and value projection (C, 3 C) and learned positions.
-
-    Raises:
-        VitrimError: it has no such projection, or no such positions.
+    Draws from torch's global generator. `VitrimError` for a model without a joint query, key and value projection (C, 3
+    C) or without learned positions.
 
     Example:
         >>> import timm
@@ -227,6 +217,7 @@ def mimetic_(model: nn.Module) -> None:
     def factors(noise: float, identity: float, rank: int) -> tuple[Tensor, Tensor]:
         """Factors A, B (dim, rank) of the best approximation A B^T to noise * Z + identity * I, with Z normal of
         variance 1 / dim."""
+        # The best approximation of a rank is the cut singular value decomposition; its root goes to both factors.
         target = noise * torch.randn(facts.dim, facts.dim) / facts.dim**0.5 + identity * torch.eye(facts.dim)
         u, s, vh = torch.linalg.svd(target)
         root = s[:rank].sqrt()
@@ -234,6 +225,7 @@ def mimetic_(model: nn.Module) -> None:
 
     for query, key, value, output in weights.attention:
         for head in range(facts.num_heads):
+            # Rows of one head in the joint projection: each head approximates the target with the rank of its width.
             place = slice(head * head_dim, (head + 1) * head_dim)
             of_query, of_key = factors(*QUERY_KEY, head_dim)
             query[place], key[place] = of_query.T, of_key.T

@@ -1,8 +1,8 @@
 """Checkpoints of a training run: written atomically, without pickles, resumed exactly.
 
-A checkpoint is a folder with the weights, their moving average, the optimiser's tensors, ``state.json`` with everything
-that is not a tensor, and ``SHA256SUMS``, their digests in the format of ``sha256sum --check``. It is written under
-another name and then renamed, so a folder with its final name is complete; digests reveal later changes.
+A checkpoint is a folder with the weights, their moving average, the optimiser's tensors, ``state.json`` with all that
+is no tensor, and ``SHA256SUMS``. It is written under another name and then renamed, so a folder with its final name is
+complete; the digests reveal later changes.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def take(learner: Learner, values: Mapping[str, Any]) -> Snapshot:
     state = cast("dict[str, Any]", optimizer_state)
     # empty except in the first process
     kept = state.get("state", {})
+    # safetensors holds flat dicts: a parameter's name and the name of its moment become one key.
     moments = {f"{name}{SEPARATOR}{key}": value for name, entry in kept.items() for key, value in entry.items()}
     tensors = {
         "model": {name: value for name, value in weights.items() if isinstance(value, Tensor)},
@@ -91,6 +92,7 @@ def put_back(snapshot: Snapshot, learner: Learner) -> None:
     """Restore a snapshot of the same run. All processes must call this."""
     model, optimizer = learner.wrapped, learner.optimizer.optimizer
     kept: dict[str, dict[str, Any]] = {}
+    # The tensors of a moment come from one file, its plain numbers (steps) from the other: both go under the parameter.
     for entry, value in {**snapshot.tensors["optimizer"], **snapshot.values["optimizer"]["state"]}.items():
         name, _, key = entry.rpartition(SEPARATOR)
         kept.setdefault(name, {})[key] = value
@@ -108,12 +110,10 @@ def put_back(snapshot: Snapshot, learner: Learner) -> None:
 
 
 def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:
-    """Write a snapshot as a new checkpoint in ``folder``, and return the checkpoint's folder.
+    """Write a snapshot as a new checkpoint in ``folder``, return its folder, and delete the oldest beyond ``keep`` good
+    ones.
 
-    The oldest checkpoints beyond ``keep`` undamaged ones are deleted.
-
-    Raises:
-        VitrimError: it cannot be written, e.g. because the disk is full; existing checkpoints are unchanged.
+    A `VitrimError`, e.g. of a full disk, leaves existing checkpoints unchanged.
     """
     final = folder / f"update-{snapshot.values['update']:08d}"
     if damage(final) is None:  # the run was stopped just after it was saved, or resumed at its end
@@ -134,6 +134,7 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:
         digests[STATE] = _digest(state)
         (partial / DIGESTS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
         _flush(partial / DIGESTS)
+        # Only now: until the rename, a damaged checkpoint of this update may be all there is.
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
     except (OSError, SafetensorError) as error:
@@ -141,6 +142,7 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:
         good = latest(folder)
         rest = "there is no earlier checkpoint" if good is None else f"the last good checkpoint is {good}"
         raise VitrimError(f"cannot save {final}: {reason(error)}; {rest}") from error
+    # Damaged checkpoints do not count among those to keep, or a bad disk would delete the last good one.
     whole = [path for path in found(folder) if path == final or damage(path) is None][-max(keep, LEAST_KEPT) :]
     old = [path for path in found(folder) if path < whole[0]]
     for path in (*old, *folder.glob(f"update-*{PARTIAL}")):  # left by a kill while saving
@@ -179,6 +181,7 @@ def _damage(path: Path, _: tuple[tuple[str, int, int, int], ...]) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # truncated, or changed by another program
         sound, sizes, form = False, {}, FORMAT
     if not sound:
+        # Sizes first: a truncated file is found without reading gigabytes.
         return f"{STATE} is not what was written"
     for name, size in sizes.items():
         if not (path / name).is_file() or (path / name).stat().st_size != size:

@@ -23,8 +23,9 @@ MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
 
 
 def check_model(task: Task, model: nn.Module, config: MethodConfig) -> None:
-    """Refuse a model of another task, a model that cannot be trained here, training crops that split a patch, and a
-    method whose number of queries does not match the task's targets."""
+    """Refuse a model of another task, one that cannot be trained here, crops that split a patch, and a number of
+    queries that does not match the targets.
+    """
     own = ask(model)
     made_for = own.tasks(model)[0] if own.tasks(model) else ("classification" if task.reads is not None else task.name)
     if made_for != task.name:
@@ -84,6 +85,7 @@ def check_classes(train: Any, *others: Any) -> None:
     """
     names = getattr(train, "class_names", None)
     for data in others:
+        # Pairs in order: names that are the same set in another order would shift labels silently.
         theirs = getattr(data, "class_names", None)
         if names is not None and theirs is not None and list(theirs) != list(names):
             place = next((n for n, pair in enumerate(zip(names, theirs, strict=False)) if pair[0] != pair[1]), None)
@@ -123,6 +125,7 @@ def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None)
     """Check amounts of later epochs now, instead of failing after days."""
     coming: list[tuple[str, Any]] = []
     for ramp in recipe.ramps:
+        # Ends may be whole numbers by luck, so a value in between is tried, too.
         between = ramp.begin_epoch + (ramp.end_epoch - ramp.begin_epoch) / 3.7  # where the value is rarely an integer
         epochs = (ramp.begin_epoch, ramp.end_epoch, between)
         coming += [(ramp.option, ramp_value(ramp, epoch)) for epoch in epochs]
@@ -142,30 +145,26 @@ def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None)
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Refuse to resume a run with another recipe, data or start.
+    """Refuse to resume a run with another recipe, data or start; ``before`` are the facts in the checkpoint."""
+    fault = next(_differences(before, now), None)
+    if fault is not None:
+        raise VitrimError(f"{path} is of {fault}")
 
-    Args:
-        before: facts in the checkpoint.
-        now: facts of this run: ``recipe``, ``data`` (images, classes, fingerprints) and ``start``.
-    """
-    other = [key for key in now["recipe"] if key not in MAY_CHANGE and before["recipe"].get(key) != now["recipe"][key]]
-    if other:
-        raise VitrimError(
-            f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"
-        )
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """The differences between the run of a checkpoint and this one, in words."""
+    keys = [key for key in now["recipe"] if key not in MAY_CHANGE and before["recipe"].get(key) != now["recipe"][key]]
+    if keys:
+        yield f"another recipe, which differs in {', '.join(keys)}: resume with the values in recipe.yaml"
     then, today = (f"{each['data']['images']} images of {each['data']['classes']} classes" for each in (before, now))
     if then != today:
-        raise VitrimError(f"{path} is of other data: {then}, and this has {today}")
-    marks = before["data"]["fingerprints"]
-    other = [name for name, mark in marks.items() if now["data"]["fingerprints"].get(name) != mark]
+        yield f"other data: {then}, and this has {today}"
+    marks, words = before["data"]["fingerprints"], {"train": "to train on", "eval": "to watch", "test": "to test on"}
+    other = [words[name] for name, mark in marks.items() if now["data"]["fingerprints"].get(name) != mark]
     if other:
-        what = " and ".join({"train": "to train on", "eval": "to watch", "test": "to test on"}[name] for name in other)
-        raise VitrimError(
-            f"{path} is of other data: as many images, but those {what} have other names, sizes, labels or contents"
-        )
+        yield f"other data: as many images, but those {' and '.join(other)} have other names, sizes, labels or contents"
     if before["start"] != now["start"]:
         then, today = (
-            f"the weights of {start}" if start else "the recipe's own weights"
-            for start in (before["start"], now["start"])
+            f"the weights of {each['start']}" if each["start"] else "the recipe's own weights" for each in (before, now)
         )
-        raise VitrimError(f"{path} is of a run that began from {then}, not from {today}")
+        yield f"a run that began from {then}, not from {today}"

@@ -1,8 +1,8 @@
 """Augmentation of training images, and their order.
 
-All randomness follows from the recipe's seed and a place in the run, not from earlier draws: the order from
-(seed, epoch), the augmentation of an image from (seed, epoch, position in the epoch). So a run sees the same images
-after it is resumed, and with any number of processes and workers.
+All randomness follows from the recipe's seed and a place in the run, not from earlier draws: the order from (seed,
+epoch), the augmentation of an image from (seed, epoch, position in the epoch). So a run sees the same images after it
+is resumed, and with any number of processes and workers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ REPEATED_ROUND = 256
 
 class TrainTransform:
     """Transform of a PIL image of any mode to (C, H, W) float32: random augmentation, then normalisation.
-
-    Args:
-        geometry: size and normalisation of the model's input.
 
     Example:
         >>> from PIL import Image
@@ -126,10 +123,7 @@ class Cutout:
     """Fill a random rectangle of half the height and half the width of an image with one random colour.
 
     As in the code of "Asymmetric Loss", with which the comparative study trains COCO and NUS-WIDE; the rectangle is
-    clipped to the image.
-
-    Args:
-        probability: probability of a rectangle, in [0, 1].
+    clipped to the image. ``probability`` is in [0, 1].
     """
 
     probability: float
@@ -157,18 +151,15 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuf
 
     With ``repeats``, each image comes that many times in a row, for DeiT's repeated augmentation: neighbours go to
     different processes, and the epoch is cut to ``count`` rounded down to a multiple of 256 (from 256 images on).
-
     Without ``shuffle`` every epoch has the order of the dataset; with ``repeats``, its last images then never come.
-
-    Example:
-        >>> sorted(epoch_order(5, 0))
-        [0, 1, 2, 3, 4]
     """
+    # A prime above usual numbers of epochs: the next seed does not repeat this one's orders.
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
     if repeats == 1:
         return order.tolist()
     length = epoch_length(count, repeats)
+    # Rounded up: as many images as the cut epoch shows, each of them `repeats` times.
     seen = order[: -(-length // repeats)]  # the rest would be cut off
     return seen.repeat_interleave(min(repeats, length))[:length].tolist()
 
@@ -186,12 +177,7 @@ def epoch_length(count: int, repeats: int = 1) -> int:
 
 
 class ImagePlace(NamedTuple):
-    """An image and its position in the run.
-
-    Attributes:
-        image: index in the dataset, or encoded row of a stream.
-        epoch, position: position in the run.
-    """
+    """An image, or encoded row of a stream, and its position in the run."""
 
     image: Any
     epoch: int
@@ -199,20 +185,16 @@ class ImagePlace(NamedTuple):
 
 
 class TrainOrder:
-    """The batches of one process, from any update on: an iterable of lists of `Place`, for a loader.
+    """The batches of one process, from any update on: an iterable of lists of `ImagePlace`, for a loader.
 
     One update takes ``batch_size`` images of the epoch's order, of which process ``rank`` takes every
     ``world_size``-th. An incomplete batch at the end of an epoch is dropped.
 
     Args:
-        count: images in the dataset.
-        images: maps an epoch and a position in it to an iterator over its images from there on; None for the indices of
-            `epoch_order`.
+        images: maps an epoch and a position in it to an iterator over its images from there on; None for `epoch_order`.
         batch_size: images of an update, over all processes.
         micro_batch: images at once in this process; divides ``batch_size / world_size``.
         start, stop: first update, and one beyond the last.
-        seed, repeats, shuffle: see `epoch_order`.
-        rank, world_size: index of this process, and number of processes.
 
     Raises:
         VitrimError: fewer images than an update takes, or a batch that cannot be divided evenly.
@@ -261,6 +243,7 @@ class TrainOrder:
         epoch = -1
         images: Iterator[Any] = iter(())
         for update in range(self.start, self.stop):
+            # A resumed run enters an epoch in its middle: `first` images of it are behind.
             first = update % self.updates_per_epoch * self.batch_size
             if update // self.updates_per_epoch != epoch:
                 epoch = update // self.updates_per_epoch
@@ -268,18 +251,14 @@ class TrainOrder:
             batch = [ImagePlace(image, epoch, first + i) for i, image in enumerate(islice(images, self.batch_size))]
             if len(batch) < self.batch_size:
                 raise VitrimError(f"epoch {epoch} of the training data ended after {first + len(batch)} images")
+            # Every process walks the whole batch and keeps its own: neighbours, such as repeats, go to different ones.
             mine = batch[self.rank :: self.world_size]
             for begin in range(0, len(mine), self.micro_batch):
                 yield mine[begin : begin + self.micro_batch]
 
 
 def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
-    """The number of complete batches in an epoch; `VitrimError` if there is none.
-
-    Example:
-        >>> updates_per_epoch(50_000, 128)
-        390
-    """
+    """The number of complete batches in an epoch; `VitrimError` if there is none."""
     images = epoch_length(count, repeats)
     if images < batch_size:
         raise VitrimError(f"an epoch has {images} images, fewer than the {batch_size} of one update: lower batch_size")
@@ -290,9 +269,8 @@ def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
 class Seeded(Dataset[Any]):
     """A dataset whose random augmentation depends only on the position in the run.
 
-    Args:
-        dataset: map-style, or a stream, for which a `Place` holds a row; its transform may draw from the global
-            generators of `random`, numpy and torch.
+    It is map-style, or a stream, for which an `ImagePlace` holds a row; its transform may draw from the global
+    generators of `random`, numpy and torch.
     """
 
     dataset: Dataset[Any]
@@ -322,6 +300,7 @@ def seed_cpu(*numbers: int) -> int:
     first, second = (int(word) for word in np.random.SeedSequence(numbers).generate_state(2))
     random.seed(first)
     np.random.seed(second)
+    # Two words of 32 bits as one seed of 63.
     seed = (first << 31) ^ second
     torch.default_generator.manual_seed(seed)
     return seed

@@ -1,8 +1,4 @@
-"""The learning part of a run: a model under a method, its loss, optimiser, average and amounts.
-
-A `Learner` makes updates from batches; it knows no files, unlike `vitrim.training.loop`. Its `Objective` is the model
-and its loss in one module, which processes share.
-"""
+"""The learning part of a run: a model under a method, its loss, optimiser, average and amounts; it knows no files."""
 
 from __future__ import annotations
 
@@ -43,12 +39,6 @@ def distilled(distil: Distil, criterion: Criterion, teacher_logits: Tensor) -> C
 
     loss = (1 - alpha) * criterion + alpha * D, where D is cross entropy with the teacher's prediction for kind "hard",
     and otherwise tau^2 KL(teacher || student) of the logits divided by tau, mean over images.
-
-    Example:
-        >>> criterion = distilled(Distil(alpha=0.0), F.cross_entropy, torch.zeros(2, 3))
-        >>> criterion(torch.zeros(2, 3), torch.tensor([0, 1])).item() == F.cross_entropy(
-        ...     torch.zeros(2, 3), torch.tensor([0, 1])).item()
-        True
     """
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -57,6 +47,7 @@ def distilled(distil: Distil, criterion: Criterion, teacher_logits: Tensor) -> C
         else:
             student = F.log_softmax(logits / distil.tau, dim=1)
             teacher = F.log_softmax(teacher_logits / distil.tau, dim=1)
+            # tau squared keeps the gradient's size as the temperature grows (Hinton et al.).
             taught = F.kl_div(student, teacher, reduction="batchmean", log_target=True) * distil.tau**2
         return (1 - distil.alpha) * criterion(logits, targets) + distil.alpha * taught
 
@@ -112,6 +103,7 @@ class Objective(nn.Module):
 
         Without targets, only "logits" (B, K), because a sharded model must be evaluated through this module.
         """
+        # FSDP gathers parameters in the forward of the outermost module alone: evaluations go through it, too.
         if targets is None:
             return {"logits": ask(self.model).logits(self.model(images))}
         criterion = self.criterion
@@ -154,17 +146,12 @@ class Learner:
     Args:
         model: host with its starting weights; gets the head of the task, moves to the device, and is then reduced.
         updates_per_unit: updates in one unit of the recipe's times (`Recipe.updates_per_unit`).
-        start: see `vitrim.training.loop.Trainer`.
 
     Attributes:
-        model: the host, reduced if the recipe has a method.
         ema: moving average of the model, or None; ``average`` is the model with its weights.
         learned: the model to evaluate and write: the average if there is one.
         sharded: each process has only a part of the parameters (FSDP), so the outermost module must run.
         objective: model and loss in one module; ``wrapped`` is its wrapper for several processes.
-
-    Raises:
-        VitrimError: a method or options that do not fit the model or each other.
     """
 
     def __init__(
@@ -239,15 +226,18 @@ class Learner:
             images, targets = next(batches)
             images = images.to(accelerator.device, non_blocking=True)
             targets = targets.to(accelerator.device, non_blocking=True)
+            # By update, process and part: a resumed run draws as the uninterrupted one did.
             seed_all(recipe.seed, 1, update, accelerator.process_index, part)
             if self.mixer is not None:
                 images, targets = self.mixer(images, targets)
+            # Gradients are exchanged once per update, with the last part.
             last = part == parts - 1
             with nullcontext() if last else accelerator.no_sync(self.wrapped):
                 losses = self.wrapped(images, targets)
                 accelerator.backward(losses["total"] / parts)
             for name, loss in losses.items():
                 sums[name] = sums.get(name, 0.0) + loss.detach().float().mean() / parts
+        # Shares of one batch: the mean over processes is the mean over all images.
         together = torch.stack([torch.as_tensor(value, device=accelerator.device) for value in sums.values()])
         means = cast(Tensor, accelerator.reduce(together, "mean"))  # one exchange for all losses
         return dict(zip(sums, means.tolist(), strict=True))
@@ -271,6 +261,7 @@ class Learner:
             if option == PATCH_DROP:
                 cast(Any, ask(self.model).patch_dropout(self.model)).prob = value
                 continue
+            # Set only what changed: every change plans the reduction anew.
             wanted = list(value) if isinstance(value, list | tuple) else value  # configs have tuples, YAML has lists
             for model in (self.model, self.learned):
                 reduction = handle_of(model)

@@ -1,7 +1,7 @@
 """The log of a run: a CSV file of updates, a JSON lines file of evaluations, and accelerate's trackers.
 
-The files are the record: on resume, rows after the checkpoint are dropped, so each file reads as if the run had not
-been interrupted. Trackers (TensorBoard and others) receive the same numbers.
+The files are the record: on resume, rows after the checkpoint are dropped, so each reads as if the run had not been
+interrupted.
 """
 
 from __future__ import annotations
@@ -32,18 +32,14 @@ PROJECT = "vitrim"
 
 
 class Log:
-    """The log files of a run.
+    """The log files of a run; ``trackers`` of accelerate receive the same rows.
+
+    A `VitrimError`, also of `update` and `evaluation`, if they cannot be written, or are damaged before their end,
+    which a kill or a full disk may have truncated.
 
     Args:
         folder: None writes nothing, as in dry runs and all processes but the first.
         from_update: rows from this update on are dropped.
-
-    Attributes:
-        trackers: accelerate's trackers (`start_trackers`), which receive the same rows.
-
-    Raises:
-        VitrimError: the folder or a file in it cannot be written, also in `update` and `evaluation`; or a file is
-            damaged before its end, which a kill or a full disk may have truncated.
     """
 
     def __init__(self, folder: Path | None, *, from_update: int = 0) -> None:
@@ -68,6 +64,7 @@ class Log:
             return -1
         if len(cells) != len(self.columns):
             raise ValueError(f"expected {len(self.columns)} cells, got {len(cells)}")
+        # A number that was cut off is no row: `float` refuses it, and an empty cell is a missing number.
         for cell in cells:
             float(cell or "nan")
         return int(dict(zip(self.columns, cells, strict=True)).get("update", -1))
@@ -77,6 +74,7 @@ class Log:
         if self.folder is None:
             return
         path = self.folder / UPDATES
+        # Names of losses are known with the first update only.
         if self.columns is None:  # the file has no header, and thus nothing
             self.columns = list(row)
             with writing(path):
@@ -136,10 +134,6 @@ def writing(path: Path) -> Iterator[None]:
 def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
     """Refuse trackers that accelerate does not know, or whose package is not installed.
 
-    Raises:
-        VitrimError: an unknown name.
-        MissingPackageError: the package is not installed.
-
     Example:
         >>> check_trackers(["tensorbord"])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -157,10 +151,7 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
 def start_trackers(
     trackers: Iterable[str | GeneralTracker], folder: Path, *, from_update: int, values: Mapping[str, Any]
 ) -> list[GeneralTracker]:
-    """Start the trackers of a run, each once, for files in ``folder``. Only the first process calls this.
-
-    TensorBoard drops earlier records ``from_update`` on. ``values`` of the recipe identify the run.
-    """
+    """Start the trackers of a run, each once, for files in ``folder``. Only the first process calls this."""
     started: list[GeneralTracker] = []
     for kind in filter_trackers(list(dict.fromkeys(trackers)), folder):
         if isinstance(kind, GeneralTracker):

@@ -1,8 +1,5 @@
 """The training loop: any host, any method, any task, on one device or many.
 
-`Trainer` is one run: it checks everything before the first update, trains, evaluates, logs, saves and resumes.
-`accelerate` provides devices, processes, precision and sharding, with or without ``accelerate launch``.
-
 Random draws of an update follow from (seed, update, process), and those of an image from its position in the epoch. So
 a checkpoint needs no generator states, and a resumed run repeats the interrupted one.
 """
@@ -48,7 +45,7 @@ from vitrim.weights import RECIPE
 
 
 class Trainer:
-    """One training run.
+    """One training run. Everything is checked here, before anything is written.
 
     Args:
         model: unreduced host with its starting weights; gets the head of the task and is then reduced.
@@ -56,16 +53,9 @@ class Trainer:
             share.
         eval_data: for evaluations, with the model's own transform; or None.
         test_data: like ``eval_data``: scored once, after the last update; or None.
-        start: file or folder of the model's weights. If it is the folder of a run whose method learned parameters, they
-            are loaded into the recipe's method, which must be the same.
-        notes: notes on the data, which come first.
-
-    Attributes:
-        notes: parts of the recipe that do not fit in the run, one line each.
-
-    Raises:
-        VitrimError: data of another task, a method that does not fit the model, contradictory options, or a checkpoint
-            of another recipe. Nothing has been written.
+        start: file or folder of the model's weights. Of the folder of a run, the parameters that its method learned are
+            loaded, too.
+        notes: notes on the data, before those on parts of the recipe that do not fit in the run.
     """
 
     def __init__(
@@ -129,15 +119,15 @@ class Trainer:
 
         Returns:
             The last evaluation, the best one, updates, seconds over all parts of an interrupted run, and the source of
-            the starting weights.
+                the starting weights.
 
         Raises:
             KeyboardInterrupt: after `request_stop`; the run is saved.
             VitrimError: a loss that is not finite, an image that cannot be read, a checkpoint that cannot be written;
-                the message names the last good checkpoint. Or another run uses ``out``, or has used it meanwhile;
-                nothing is changed then.
+                the message names the last good checkpoint. Or another run uses ``out``; nothing is changed then.
         """
         with self.folder.alone(self.accelerator):
+            # Seconds of earlier parts count, as if the run had begun that much earlier.
             self.begun = time.monotonic() - self.seconds_before
             most = self.running.max_updates
             log = Log(self.running.out if self.accelerator.is_main_process else None, from_update=self.update)
@@ -161,6 +151,7 @@ class Trainer:
                 if self.test_data is not None:
                     result["test"] = self._scores(self.test_data, by_class=True)  # influences no decision
                     self._say(f"test of the {result['test']['weights']}: {_shown(result['test'])}")
+                # Ramps end with the run: the saved method has their last amounts.
                 self.learner.set_amounts(self.update)  # necessary after resuming a run at its end
                 self.folder.write(self.learner, self.resolved.name, result, self.train_data.class_names)
             return result
@@ -200,6 +191,7 @@ class Trainer:
                 logged, since = self.update, time.monotonic()
 
             # save regularly, and before a requested stop
+            # A decision of the first process's clock: all take part in saving, or it would wait for ever.
             if together(self.accelerator, time.monotonic() - saved >= 60 * running.save_minutes):
                 self._save()
                 saved = time.monotonic()
@@ -213,11 +205,9 @@ class Trainer:
         self.stopping = True
 
     def dry_run(self) -> dict[str, Any]:
-        """Run two updates without writing anything: shapes, parameters, memory, and the time of the second.
-
-        The first also sets up kernels, workers and the optimiser's state, which takes several times longer.
-        """
+        """Run two updates without writing anything: shapes, parameters, memory, and the time of the second."""
         batches = iter(self._loader(self.update + 2))
+        # The first also sets up kernels, workers and the optimiser's state, which takes several times longer.
         losses = self._step(batches, self.update)
         begun = time.monotonic()
         self._step(batches, self.update)
@@ -272,6 +262,7 @@ class Trainer:
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
         """Make one update; return the mean losses over all its images."""
         losses = self.learner.backward(batches, update)
+        # before the parameters change: a checkpoint never holds what a loss of nan made
         if not math.isfinite(losses["total"]):
             good = checkpoint.latest(self.folder.checkpoints)
             left = "no checkpoint was written" if good is None else f"the last good checkpoint is {good}"
@@ -373,8 +364,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The task's metrics of a model on a dataset, in percent, over the images of all processes.
 
-    ``batch_size`` is of each process. With ``by_class``, scores by class are added under ``classes``, if the task has
-    them.
+    With ``by_class``, scores by class are added under ``classes``, if the task has them.
     """
     training = model.training
     processes = Processes(accelerator.process_index, accelerator.num_processes)

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Train only parameters whose names match one of ``patterns``.
+    """Train only parameters whose names match one of ``patterns``; `VitrimError` for a pattern without a match.
 
-    Parameters that the model itself does not train, such as fixed positions, stay frozen. `VitrimError` for a pattern
-    without a match.
+    Parameters that the model itself does not train, such as fixed positions, stay frozen.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -45,35 +44,21 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> None:
 def is_new(role: Role, backbone: str = "trunk") -> bool:
     """True if a new task or method adds the parameter's part, so that it is not part of the ``backbone``.
 
-    Args:
-        role: role of the parameter (`vitrim.core.library.Library.roles`).
-        backbone: ``trunk``: head, positions, stem and a method's parts are new; ``host``: only a method's parts are.
+    ``trunk``: head, positions, stem and a method's parts are new; ``host``: only a method's parts are.
 
     Example:
-        >>> is_new(Role("head")), is_new(Role("method")), is_new(Role("trunk")), is_new(Role("tokens"))
-        (True, True, False, False)
-        >>> is_new(Role("head"), "host"), is_new(Role("method"), "host")
-        (False, True)
+        >>> is_new(Role("head")), is_new(Role("trunk")), is_new(Role("head"), "host"), is_new(Role("method"), "host")
+        (True, False, False, True)
     """
     return role.part == "method" or (backbone == "trunk" and role.part in ("head", "positions", "stem"))
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
-    """Group parameters by learning rate, of which ``lr`` is the scaled one, and weight decay (comparative study,
-    supplement A).
+    """Group parameters by learning rate and weight decay (comparative study, supplement A); ``lr`` is the scaled one.
 
     A group has ``lr``, ``weight_decay``, ``name`` and ``frozen_at_first``. Biases, norms and other vectors, positions
-    and class tokens have no weight decay, unless the recipe sets ``decay_all``. With ``layer_decay`` every layer has
-    its own ``lr_scale``, a factor on the entire schedule.
-
-    Raises:
-        VitrimError: ``layer_decay`` for a model whose layers are unknown.
-
-    Example:
-        >>> from vitrim.training.recipe import Recipe
-        >>> groups = parameter_groups(nn.Linear(3, 2), Recipe(model="m", epochs=1), 0.1)
-        >>> [(group["weight_decay"], len(group["params"])) for group in groups]
-        [(0.05, 1), (0.0, 1)]
+    and class tokens have no weight decay, unless the recipe sets ``decay_all``. With ``layer_decay``, for which the
+    model must name its layers, every layer has its own ``lr_scale``, a factor on the entire schedule.
     """
     options = recipe.optimizer
     roles = ask(model).roles(model)
@@ -82,6 +67,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
     for name, parameter in parameters.items():
         role = roles[name]
         alone = parameter.ndim <= 1 or role.part == "positions" or not role.decays
+        # With layer decay as in timm's groups of that name: only vectors and what the model itself excludes.
         if options.layer_decay is None:
             alone = alone or name.endswith(".bias") or role.part == "tokens"
         plain[name] = alone and not options.decay_all
@@ -97,6 +83,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
             layers.setdefault((roles[name].layer or 0, plain[name]), []).append(name)
         names = [name for layer in layers.values() for name in layer]
 
+    # A group is everything with one rate and one decay, in the order of the parameters.
     groups: dict[str, dict[str, Any]] = {}
     for name in names:
         role = roles[name]
@@ -119,10 +106,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """The optimiser of a recipe, over the trainable parameters.
-
-    Raises:
-        VitrimError: timm has no such optimiser, it does not accept the options, or no parameter is trainable.
+    """The optimiser of a recipe, over the trainable parameters; `VitrimError` if timm refuses its name or options.
 
     Example:
         >>> from vitrim.training.recipe import Recipe
@@ -160,11 +144,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 class Rates:
     """The learning rate of every group at every update: linear warm-up, a curve, cool-down, frozen first epochs.
 
-    Stateless, so resuming just sets another update.
-
-    Args:
-        optimizer: its groups have ``lr`` and ``frozen_at_first``.
-        updates_per_epoch: of the data; 1 for a recipe that counts updates.
+    Stateless, so resuming just sets another update. ``updates_per_epoch`` is 1 for a recipe that counts updates.
     """
 
     def __init__(self, optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
@@ -173,6 +153,7 @@ class Rates:
         options = recipe.schedule
         updates = round(recipe.epochs * updates_per_epoch)
         warmup = round(options.warmup_epochs * updates_per_epoch)
+        # A shifted curve begins after the warm-up and has only the rest of the run.
         length = max(updates - warmup if options.shift else updates, 1)
         every: dict[str, Any] = {
             "warmup_t": warmup,
@@ -202,25 +183,12 @@ class Rates:
 
 
 def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:
-    """The number of updates in a run, including its cool-down.
-
-    Example:
-        >>> from vitrim.training.recipe import Recipe
-        >>> updates_of(Recipe(model="m", epochs=2.5), updates_per_epoch=10)
-        25
-    """
+    """The number of updates in a run, including its cool-down."""
     return round((recipe.epochs + recipe.schedule.cooldown_epochs) * updates_per_epoch)
 
 
 def ramp_value(ramp: Ramp, epoch: float) -> float | int:
-    """The value of a ramp at an epoch.
-
-    Example:
-        >>> from vitrim.training.recipe import Ramp
-        >>> ramp = Ramp(option="keep_rate", start=1.0, stop=0.7, begin_epoch=10, end_epoch=100, shape="cosine")
-        >>> [round(ramp_value(ramp, epoch), 3) for epoch in (0, 10, 55, 100, 300)]
-        [1.0, 1.0, 0.85, 0.7, 0.7]
-    """
+    """The value of a ramp at an epoch."""
     done = min(max((epoch - ramp.begin_epoch) / (ramp.end_epoch - ramp.begin_epoch), 0.0), 1.0)
     share = {"linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2, "step": float(done >= 1)}[ramp.shape]
     value = ramp.start + share * (ramp.stop - ramp.start)

@@ -1,10 +1,7 @@
 """Recipes: everything about a training run but the data, as a validated, frozen record, read from YAML.
 
-    recipe = load_recipe("evit_deit_small", ["epochs=5", "optimizer.lr=1e-4", "method=evit:keep_rate=0.5"])
-
-The recipes of the papers are the files in ``recipes/``, one per published table, and the rows of its ``study.csv``
-(`vitrim.training.study`). A recipe may name a ``base: NAME`` and contain only differences. `Resolved.origin` has the
-source of each value.
+Those of the papers are the files in ``recipes/``, one per published table, and the rows of its ``study.csv``
+(`vitrim.training.study`). A recipe may name a ``base: NAME`` and contain only differences.
 """
 
 from __future__ import annotations
@@ -141,10 +138,9 @@ class Schedule(Checked):
     def _milestones(self) -> Schedule:
         if (self.shape == "steps") != bool(self.milestones):
             raise ValueError("milestones go with shape steps, and steps need some")
-        if list(self.milestones) != sorted(set(self.milestones)) or any(one <= 0 for one in self.milestones):
-            raise ValueError("milestones are epochs above 0, ascending")
-        if self.shift and any(one <= self.warmup_epochs for one in self.milestones):
-            raise ValueError("milestones lie behind the warm-up, which ends at warmup_epochs")
+        first = self.warmup_epochs if self.shift else 0.0  # a shifted curve begins behind the warm-up
+        if list(self.milestones) != sorted(set(self.milestones)) or any(one <= first for one in self.milestones):
+            raise ValueError(f"milestones are epochs above {first:g}, ascending")
         if self.cooldown_epochs and self.shape in ("steps", "constant"):
             raise ValueError(f"cooldown_epochs are at min_lr, which {self.shape} does not have: set it to 0")
         return self
@@ -275,12 +271,7 @@ class Recipe(Checked):
     eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
 
     def updates_per_unit(self, updates_per_epoch: int) -> int:
-        """Updates per `unit`.
-
-        Example:
-            >>> [Recipe(model="m", epochs=5, unit=unit).updates_per_unit(20) for unit in ("epochs", "updates")]
-            [20, 1]
-        """
+        """Updates per `unit`."""
         return 1 if self.unit == "updates" else updates_per_epoch
 
     @field_validator("model_options", "data_options", "objective", mode="before")
@@ -305,29 +296,33 @@ class Recipe(Checked):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        if self.micro_batch is not None and self.batch_size % self.micro_batch:
-            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
-        if self.distil is not None and self.teacher is None:
-            raise ValueError("distil needs a teacher: set teacher=dense")
-        if self.distil is not None and self.task != "classification":
-            raise ValueError(f"distil learns from logits of one label per image: leave it out for task {self.task}")
-        if self.teacher_checkpoint is not None and self.teacher is None:
-            raise ValueError("teacher_checkpoint needs a teacher: set teacher=dense")
-        if self.init != "default" and (self.pretrained or ":" in self.model):
-            raise ValueError("init is for models of timm that are not pretrained: set init=default")
-        if self.stream and self.augment.repeats > 1:
-            raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
-        if self.stream and (isinstance(self.eval_split, float) or AUTO in (self.split, self.eval_split)):
-            raise ValueError("of a stream no images can be held out: name an eval_split, or set it to null")
-        if self.stream and self.limit is not None:
-            raise ValueError("a stream is read from front to back: set limit=null, or stream=false")
-        optimizer = self.optimizer
-        if optimizer.layer_decay is not None and (optimizer.backbone_scale != 1 or optimizer.freeze_epochs > 0):
-            raise ValueError(
-                "layer_decay has rates of its own: set optimizer.backbone_scale=1, optimizer.freeze_epochs=0"
-            )
-        if self.loss.name == "asl" and self.mix.on:
-            raise ValueError("asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0")
+        optimizer, micro = self.optimizer, self.micro_batch or self.batch_size
+        held_out = isinstance(self.eval_split, float) or AUTO in (self.split, self.eval_split)
+        own_rates = optimizer.layer_decay is not None
+        # what is wrong, in the order in which it is said
+        rules = {
+            f"batch_size {self.batch_size} is not a multiple of micro_batch {micro}": self.batch_size % micro,
+            "distil needs a teacher: set teacher=dense": self.distil and not self.teacher,
+            f"distil learns from logits of one label per image: leave it out for task {self.task}": (
+                self.distil and self.task != "classification"
+            ),
+            "teacher_checkpoint needs a teacher: set teacher=dense": self.teacher_checkpoint and not self.teacher,
+            "init is for models of timm that are not pretrained: set init=default": (
+                self.init != "default" and (self.pretrained or ":" in self.model)
+            ),
+            "a stream gives every image once in an epoch: set augment.repeats=1 or stream=false": (
+                self.stream and self.augment.repeats > 1
+            ),
+            "of a stream no images can be held out: name an eval_split, or set it to null": self.stream and held_out,
+            "a stream is read from front to back: set limit=null, or stream=false": self.stream and self.limit,
+            "layer_decay has rates of its own: set optimizer.backbone_scale=1, optimizer.freeze_epochs=0": (
+                own_rates and (optimizer.backbone_scale != 1 or optimizer.freeze_epochs > 0)
+            ),
+            "asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0": self.loss.name == "asl" and self.mix.on,
+        }
+        broken = next((rule for rule, wrong in rules.items() if wrong), None)
+        if broken is not None:
+            raise ValueError(broken)
         return self
 
 
@@ -347,12 +342,7 @@ class Resolved:
     origin: Mapping[str, str]
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield dotted name, value and source of every value.
-
-        Example:
-            >>> next(iter(resolve({"model": "test_vit", "epochs": 1}).rows()))
-            ('paper', '', 'default')
-        """
+        """Yield dotted name, value and source of every value."""
         for name, value in flat(self.recipe.model_dump(mode="json")):
             yield name, value, self.origin.get(name, DEFAULT)
 
@@ -372,19 +362,16 @@ def recipes() -> Mapping[str, Path]:
 
 @checked_call
 def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
-    """Read a recipe by its name or file, and change some of its values.
+    """Read a recipe by its name or file, and change some of its values; `VitrimError` names what is wrong in one line.
 
     Args:
-        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, the path of a YAML file, or the
-            values themselves.
-        changes: ``key=value`` with dotted keys and YAML values, or a mapping with dotted keys. For duplicate keys the
-            last one counts.
+        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, a YAML file, or the values
+            themselves.
+        changes: ``key=value`` with dotted keys and YAML values, or a mapping with dotted keys; the last of duplicates
+            counts.
 
     Returns:
         The validated recipe with the origin of each value.
-
-    Raises:
-        VitrimError: an unknown recipe, malformed YAML, an unknown key, or a value out of its range; one line.
 
     Example:
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
@@ -403,6 +390,7 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
     layers = [*given, (COMMAND_LINE, nested(changes))]
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    # YAML's anchors can put a section into itself; a merge of it never ends.
     try:
         for source, layer in layers:
             merge(values, layer)
@@ -471,9 +459,6 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
 
 def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
     """The nested values of ``key=value`` texts, or of a mapping with dotted keys; the last of duplicate keys counts.
-
-    Raises:
-        VitrimError: text without key or ``=``, or whose value is not YAML; one line.
 
     Example:
         >>> nested(["epochs=5", "optimizer.lr=1e-4"])

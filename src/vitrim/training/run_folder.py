@@ -1,7 +1,4 @@
-"""The folder of a run: locked by one run at a time, with its checkpoints, weights and results.
-
-`RunFolder` refuses to overwrite another run, finds the checkpoint to continue from, and writes.
-"""
+"""The folder of a run: locked by one run at a time, with its checkpoints, weights and results."""
 
 from __future__ import annotations
 
@@ -40,11 +37,7 @@ LOCK = ".lock"
 
 
 class RunFolder:
-    """The folder of a run, as found at its start.
-
-    Args:
-        resume: the run continues an earlier one.
-    """
+    """The folder of a run, as found at its start; ``resume``: the run continues an earlier one."""
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         check_folder(path)
@@ -54,10 +47,9 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Refuse a folder with a run: checkpoints, damaged or not, or results."""
-        if self.seen:
-            raise VitrimError(f"{self.path} has a run already: resume it, or name another folder")
-        if (self.path / RESULT).exists():
-            raise VitrimError(f"{self.path} has a finished run: name another folder")
+        if self.seen or (self.path / RESULT).exists():
+            held = "a run already: resume it, or" if self.seen else "a finished run:"
+            raise VitrimError(f"{self.path} has {held} name another folder")
 
     def newest(self) -> tuple[Path, list[str]]:
         """The newest undamaged checkpoint, or `VitrimError`, and descriptions of the damage to newer ones."""
@@ -85,6 +77,8 @@ class RunFolder:
                         self.check_new()
                 except VitrimError as error:
                     refusal = error
+            # The first process alone holds the lock: the others must learn of its refusal, or they would train without
+            # it.
             if together(accelerator, refusal is not None):
                 raise refusal or VitrimError(f"{self.path} is in use by another run")
             yield
@@ -94,10 +88,7 @@ class RunFolder:
     ) -> None:
         """Write the host's weights, the reduction and the results, with the class names. All processes must call this.
 
-        The amounts of ``learner`` are those for later use.
-
-        Raises:
-            VitrimError: they cannot be written; the message names the checkpoint that has them.
+        The amounts of ``learner`` are those for later use. A `VitrimError` names the checkpoint that has the weights.
         """
         if learner.average is not None:
             state = dict(learner.average.state_dict())
@@ -135,13 +126,10 @@ def together(accelerator: Accelerator, mine: bool) -> bool:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is created if necessary.
+    """Hold the lock of a folder, which is created if necessary; `VitrimError` if another run uses it.
 
     It is a system lock on a file in the folder: it ends with its process, even by ``kill -9``, and does not pass to
     processes that read images. A file system without locks leads to a warning.
-
-    Raises:
-        VitrimError: another process, or another run of this one, uses the folder; or it cannot be written.
     """
     path, mine = folder / LOCK, f"process {os.getpid()} on {socket.gethostname()}"
     lock = FileLock(path, blocking=False, fallback_to_soft=False)

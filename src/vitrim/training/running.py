@@ -24,16 +24,10 @@ class Running(Refined):
         resume: continue from the last checkpoint in ``out``.
         workers: processes that read images, 0 for this one.
         eval_batch: images at once in evaluations, per device; batch-dependent methods decide over these.
-        save_minutes: time between checkpoints.
         log_every: updates between rows of the log.
         keep: number of checkpoints to keep, at least two in case one is damaged.
-        tensorboard: also write TensorBoard files, like ``log_with=("tensorboard",)``.
-        log_with: accelerate's trackers that receive the log, by name or as objects.
-        max_updates: stop after this many updates, as if interrupted; None for no limit.
-
-    Raises:
-        VitrimError: a number that is too small, or a tracker that accelerate does not know.
-        MissingPackageError: the packages of ``vitrim[train]``, or a tracker's package, are not installed.
+        log_with: accelerate's trackers that receive the log, by name or as objects; ``tensorboard`` adds TensorBoard's.
+        max_updates: stop after this many updates, as if interrupted.
     """
 
     out: Annotated[Path, Strict(False)]

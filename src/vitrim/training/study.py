@@ -1,10 +1,7 @@
-"""The grid of "Which Tokens to Use?" (Haurum et al. 2023): a recipe per data set, method and keep rate, each a row of
-``recipes/study.csv``.
+"""The grid of "Which Tokens to Use?" (Haurum et al. 2023): a recipe per data set, method and keep rate.
 
-    study("study/imagenet/topk@25")         # the values of the recipe, and its base: study/imagenet
-
-The bases, one per data set, are the YAML files in ``recipes/study/``. Columns with a dot, ``objective`` and ``teacher``
-hold values of the recipe as YAML; an empty cell keeps the base's value.
+Each is a row of ``recipes/study.csv`` over a base in ``recipes/study/``. Columns with a dot, ``objective`` and
+``teacher`` hold values of the recipe as YAML; an empty cell keeps the base's value.
 """
 
 from __future__ import annotations
@@ -27,12 +24,7 @@ SETTINGS = {"I": "ImageNet's settings", "D": "the dataset's baseline"}
 
 
 def names() -> tuple[str, ...]:
-    """The names of the grid's recipes, in the order of the table.
-
-    Example:
-        >>> names()[:2]
-        ('study/imagenet/ats@25', 'study/imagenet/ats@50')
-    """
+    """The names of the grid's recipes, in the order of the table."""
     return tuple(_rows())
 
 
@@ -90,12 +82,7 @@ def study(name: str) -> dict[str, Any]:
 
 
 def hint(name: str) -> str | None:
-    """Suggest names if ``name`` is a study recipe without its keep rate.
-
-    Example:
-        >>> hint("study/imagenet/tome")
-        'study/imagenet/tome is a recipe for each keep rate: study/imagenet/tome@50, @70 or @90'
-    """
+    """Suggest names if ``name`` is a study recipe without its keep rate."""
     method, _, _ = name.partition("@")
     rates = [rate for known, _, rate in (known.partition("@") for known in names()) if known == method]
     if not rates:

@@ -1,8 +1,4 @@
-"""`train`, the function of ``vitrim train``: train a recipe on data.
-
-report = train("cifar10_vit", "data/cifar10", changes={"epochs": 5}, out="runs/short")
-model = vitrim.loading.create_model("run:runs/short")
-"""
+"""`train`, the function of ``vitrim train``: train a recipe on data."""
 
 from __future__ import annotations
 
@@ -93,19 +89,18 @@ def train(
 
     Args:
         recipe: a name from ``vitrim list recipes``, a YAML file, or a mapping of values.
-        data: a source, as for ``--data``, whose splits the recipe names; or data sets of `vitrim.data` by split; or a
-            single data set to train on, for recipes without other splits.
+        data: a source, as for ``--data``, whose splits the recipe names; or data sets of `vitrim.data` by split; or one
+            to train on.
         changes: changed values of the recipe, by dotted name: ``{"optimizer.lr": 1e-4}`` or ``["optimizer.lr=1e-4"]``.
-        out: folder for checkpoints, logs and weights, or a `vitrim.Running`, which also sets resuming, the frequency of
-            checkpoints and logs, and trackers.
+        out: folder for checkpoints, logs and weights, or a `vitrim.Running`, which also sets resuming and trackers.
         checkpoint: starting weights: a file (safetensors or .pth), or the folder of a finished run.
         dry_run: check data, shapes, memory and time on two batches; write nothing.
         device: "cpu", or None for accelerate's choice.
-        console: shows progress, e.g. ``rich.console.Console()``; None shows none.
+        console: shows progress, e.g. ``rich.console.Console()``.
 
     Returns:
         ``report.result["last"]`` is the last evaluation; ``report.files`` lists the files written; ``report.notes``
-        names parts of the recipe that are meant for a longer run.
+            names parts of the recipe that are meant for a longer run.
 
     Raises:
         VitrimError: an invalid or contradictory recipe, data, method or option, before anything is written; or an error
@@ -178,9 +173,7 @@ def _report(trainer: Trainer, data: Any, result: dict[str, Any], *, dry_run: boo
 def _stoppable(trainer: Trainer) -> Iterator[None]:
     """Save after the current update on SIGTERM or Ctrl-C, then end as that signal would.
 
-    A later request ends the run at once, because an evaluation or a stalled stream does not check for requests. A
-    second request right after the first does not: launchers pass on the Ctrl-C that the terminal sends to all
-    processes.
+    A later request ends the run at once, because an evaluation or a stalled stream does not check for requests.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
@@ -188,6 +181,8 @@ def _stoppable(trainer: Trainer) -> Iterator[None]:
     asked: list[tuple[int, float]] = []
 
     def ask(number: int, _: object) -> None:
+        # Launchers pass on the Ctrl-C that the terminal sends to all processes: a second one right after the first is
+        # no wish.
         asked.append((number, time.monotonic()))
         if asked[-1][1] - asked[0][1] > PATIENCE:
             raise KeyboardInterrupt

@@ -1,11 +1,6 @@
 """The losses of methods that learn more than their task: one file per method, registered by its config class.
 
-    @learns(MCTF, "weight", "confidence")
-    def losses(step, reduction, **options): ...
-
 A method that learns settings, not only parameters, registers how to read them as ``finds``.
-
-All files of this folder are imported when a loss is first requested, so a new loss is just a new file.
 """
 
 from __future__ import annotations
@@ -33,8 +28,9 @@ Finds = Callable[[Reduction], MethodConfig | None]
 
 @dataclass(frozen=True)
 class Learned:
-    """The loss of a method, its options in a recipe's ``objective``, and how to read the settings that training
-    finds."""
+    """The loss of a method, its options in a recipe's ``objective``, and how to read the settings that
+    training finds.
+    """
 
     losses: Losses
     options: tuple[str, ...] = ()
@@ -76,13 +72,7 @@ def found(reduction: Reduction) -> MethodConfig | None:
 
 
 def learned(config: MethodConfig) -> Learned:
-    """The loss registered for a config or a base class of it, or else the task's.
-
-    Example:
-        >>> import vitrim
-        >>> learned(vitrim.AViT()).options, learned(vitrim.ToMe()).options
-        (('ponder_scale', 'distribution_scale', 'target_depth', 'published_mean'), ())
-    """
+    """The loss registered for a config or a base class of it, or else the task's."""
     discover(__name__)
     return entry_of(_LEARNED, type(config)) or Learned(lambda step, reduction: step.base_losses())
 
@@ -90,10 +80,8 @@ def learned(config: MethodConfig) -> Learned:
 def losses(step: Step, **options: Any) -> dict[str, Tensor]:
     """The losses to minimise on one batch: scalars by name, of which "total" is the sum.
 
-    Uses the loss registered for the method of ``step.reduction``, with its ``options``, or else the model's or task's.
-
-    Raises:
-        VitrimError: the method's loss refuses the batch, e.g. for mixed targets or a missing teacher.
+    Of the method of ``step.reduction``, with its ``options``, or else the model's or task's. `VitrimError` if the loss
+    refuses the batch, e.g. mixed targets or a missing teacher.
     """
     if step.reduction is None:
         return step.base_losses()

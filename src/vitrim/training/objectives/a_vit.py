@@ -42,17 +42,14 @@ def objective(
     image of the batch, an error of the published code, whose slice ``[1:]`` was meant for the class token.
 
     Args:
-        reduction: handle of the model; its last forward reported ponder and halting.
-        logits: (B, K) of the model.
+        logits: (B, K) of the model, whose last forward reported ponder and halting to ``reduction``.
         ponder_scale, distribution_scale: weights of the two terms.
-        target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
-        published_mean: compute the mean halting probability as the published code does.
+        target_depth: block around which halting should happen, 0-based, not the first; default two thirds of the depth
+            (8 of 12).
+        published_mean: compute the mean halting probability as the published code does; needs two images.
 
     Returns:
         ``total`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
-
-    Raises:
-        VitrimError: a ``target_depth`` that is not a block, or the first; ``published_mean`` with one image.
 
     Example:
         >>> import timm, vitrim
@@ -86,6 +83,7 @@ def halting_prior(num_layers: int, depth: int) -> Tensor:
 
 def distribution_loss(mean_halting: Tensor, depth: int) -> Tensor:
     """KL of `halting_prior` and the mean halting probabilities (L,), divided by L and clamped at 0, as published."""
+    # Clamped as published: a block that never halts would make the divergence infinite.
     share = (mean_halting / mean_halting.sum()).clamp(0.01, 0.99)
     prior = halting_prior(len(mean_halting), depth).to(share)
     return ((torch.xlogy(prior, prior) - prior * share.log()).sum() / len(mean_halting)).clamp_min(0.0)

@@ -19,9 +19,6 @@ def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
 
     "auxiliary" is the mean over the routers, for the log. The task defines how the outputs of a router are scored, and
     if there is one per patch (`Task.query_per_patch`). "main" is the loss without routers; its parts are logged too.
-
-    Raises:
-        VitrimError: routers with one output per query and a task with one target per image.
     """
     base = step.base_losses()
     outputs = [of_images(output, len(step.images)) for output in reduction.aux(AUXILIARY)]
@@ -60,17 +57,13 @@ def objective(
     """The paper's training loss, after a forward in training mode and before its backward.
 
     Args:
-        reduction: handle of the model; its last forward reported the auxiliary logits.
-        logits: (B, classes) of the model.
+        logits: (B, classes) of the model, whose last forward reported the auxiliary logits to ``reduction``.
         targets: targets of ``criterion``, the same for the model and all routers.
         auxiliary_criterion: loss of the routers; None for the task's, which needs one output per image.
 
     Returns:
         "main"; "auxiliary", (routers,) losses; and "total", the plain sum. The gradients of routers and backbone do not
         mix, so the weights do not matter under Adam.
-
-    Raises:
-        VitrimError: routers with one output per query on a model with one per image.
 
     Example:
         >>> import timm, vitrim

@@ -76,18 +76,13 @@ def objective(
     Args:
         reduction: handle of a model reduced with ``learn=True``, after a forward and before its backward.
         logits: (B, classes) of the model.
-        target_gmacs: target cost of the blocks for one image, in 10^9 multiply-accumulates (`block_macs`), without
-            patch embedding, norms and head.
+        target_gmacs: target cost of the blocks for one image, in 10^9 multiply-accumulates (`block_macs`).
         target_macs: instead, target share in (0, 1) of the unreduced blocks' cost.
         weight: weight of the second term; default 5 for GMACs, 100 for shares.
-        mlp_ratio: width of the MLP in channels.
 
     Returns:
         "total" = "base" + weight * "cost"; "cost" = (gmacs - target_gmacs)^2, or (share - target_macs)^2; "gmacs" of
         the current amounts.
-
-    Raises:
-        VitrimError: the reduction does not learn; both targets or none; a share out of its range.
 
     Example:
         >>> import timm, vitrim
@@ -104,6 +99,7 @@ def objective(
     kept = [(pruned, merged) for pruned, merged in reduction.aux(KEPT)]
     macs = block_macs(kept, *geometry)
     gmacs, base = macs / 1e9, criterion(logits, targets)
+    # A share is of the blocks that keep every patch, at the same geometry.
     if target_macs is not None:
         full = torch.full_like(kept[0][0].detach(), float(state.initial_patches))
         cost = (macs / block_macs([(full, full)] * len(kept), *geometry) - target_macs).square()
@@ -121,14 +117,8 @@ def block_macs(
     """Multiply-accumulates of all blocks for one image, differentiable in the kept numbers.
 
     Per block, with N tokens in attention and M in the MLP: 4 N C^2 + 2 N^2 C + 2 ratio M C^2, N C for the ranking, and
-    C for each pair that matching compares. Norms are not counted.
-
-    Args:
-        kept: scalars for every block: patches left by pruning, and then by merging.
-        initial: patches at the input of the first block.
-        num_prefix: tokens before the patches.
-        dim: channels C.
-        mlp_ratio: width of the MLP in channels.
+    C for each pair that matching compares. Patch embedding, norms and head are not counted. ``kept`` holds scalars for
+    every block: patches left by pruning, and then by merging.
 
     Example:
         >>> full = torch.tensor(196.0)
@@ -140,5 +130,6 @@ def block_macs(
         n, m = entering + num_prefix, merged + num_prefix
         matching = (pruned - merged) * merged
         total = total + 4 * n * dim**2 + (2 * n + 1) * n * dim + matching * dim + 2 * mlp_ratio * m * dim**2
+        # What a block keeps after merging enters the next one.
         entering = merged
     return total

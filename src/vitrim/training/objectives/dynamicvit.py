@@ -61,8 +61,7 @@ def objective(
     """The paper's training loss, after a forward in training mode and before its backward.
 
     Args:
-        reduction: handle of the model; its last forward reported the decisions.
-        logits: (B, classes) of the student.
+        logits: (B, classes) of the student, whose last forward reported the decisions to ``reduction``.
         features: (B, P, C) patch tokens of the student after the final norm; None omits the token term.
         teacher_logits: (B, classes) of the unreduced, frozen teacher; None omits the class term.
         teacher_features: (B, P, C) of the teacher, like ``features``.
@@ -73,9 +72,6 @@ def objective(
         The unweighted terms "base"; "ratio", mean over stages and images of (share kept - r^s)^2; "class",
         KL(teacher || student), mean over images; "token", mean over the tokens that the last stage keeps (0 without
         any); and "total", their weighted sum.
-
-    Raises:
-        VitrimError: not four weights, an unknown ``token_loss``, or features of different shapes.
 
     Example:
         >>> import timm, vitrim
@@ -108,6 +104,7 @@ def objective(
         else:
             student, teacher = features.log_softmax(-1), teacher_features.detach().log_softmax(-1)
             distance = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=-1)
+        # Only tokens that survive are compared; the least count of 1 is for an image that keeps none.
         terms["token"] = (distance * kept).sum() / kept.sum().clamp_min(1.0)
     by_name = dict(zip(("base", "ratio", "class", "token"), weights, strict=True))
     total = torch.stack([by_name[name] * term.to(ratio.dtype) for name, term in terms.items()]).sum()

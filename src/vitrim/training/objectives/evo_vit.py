@@ -32,8 +32,7 @@ def objective(
     """The paper's training loss: half for the head on the mean patch, half for the head on the class token.
 
     Args:
-        reduction: handle of a model reduced with ``class_head=True``, after a forward in training mode.
-        logits: (B, classes) of the model.
+        logits: (B, K) of a model reduced with ``class_head=True``, after a forward in training mode.
 
     Returns:
         "main", "class_token", and "total", their mean.

@@ -20,14 +20,11 @@ REWARDED = "ia_red2 is rewarded for the true class"
 
 @learns(IARED2, "tau")
 def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, Tensor]:
-    """The paper's loss on one batch: an evaluation forward for the baseline, then a forward in training mode.
-
-    Raises:
-        VitrimError: mixed targets, or several labels per image.
-    """
+    """The paper's loss on one batch: an evaluation forward for the baseline, then a forward in training mode."""
     check_one_class(step.targets, REWARDED)
     with torch.no_grad(), running(False, *step.model.modules()):
         baseline = reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
+    # Autocast keeps weights that were cast without gradients: the training forward needs its own.
     forget_casts()
     return objective(reduction, step.logits(), step.targets, criterion=step.criterion, baseline=baseline, tau=tau)
 
@@ -36,13 +33,9 @@ def reward(logits: Tensor, targets: Tensor, kept: Sequence[Tensor], tau: float =
     """(B,) reward: 1 - share^2 for a right prediction, with the share of patches that stay, and -tau for a wrong one.
 
     Args:
-        logits: (B, classes).
-        targets: (B,) class indices.
+        logits, targets: (B, classes), and (B,) class indices.
         kept: (B,) shares per active group, ``reduction.aux("kept")``; the last one counts.
         tau: price of a wrong prediction.
-
-    Raises:
-        VitrimError: targets other than one class per image.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
@@ -70,9 +63,7 @@ def objective(
     Their gradients do not mix, so their weights do not matter under Adam; the paper optimises them alternately.
 
     Args:
-        reduction: handle of the model, after a forward in training mode and before its backward.
-        logits: (B, classes) of that forward.
-        targets: (B,) class indices.
+        logits: (B, classes) of a forward in training mode, before its backward.
         baseline: (B,) R_greedy, the `reward` of an earlier forward in evaluation mode on the same images.
         tau: price of a wrong prediction in the reward.
 

@@ -34,11 +34,6 @@ def losses(
     Args:
         teacher_r: largest amount of the teacher, or smallest and largest (inclusive): tokens, or fractions below 1,
             drawn in steps of 0.01, independent of the type of ``r``. Default: 0 to 7 tokens, but fewer than ``r``.
-        options: ``weight``, ``confidence`` and ``confident_of`` of `objective`.
-
-    Raises:
-        VitrimError: mixed targets, a model without a class token or with gradient checkpointing, or amounts that
-            are not below ``r``.
     """
     assert isinstance(reduction.config, MCTF)
     r = reduction.config.r
@@ -51,6 +46,8 @@ def losses(
     check_one_class(step.targets, CONFIDENT)
     if not facts.has_class_token:
         raise VitrimError(f"mctf's training compares class tokens, and this {type(step.model).__name__} has none")
+    # A checkpointed block is computed again in the backward, when the amount is the student's: the teacher's would be
+    # wrong.
     if getattr(step.model, "grad_checkpointing", False):
         raise VitrimError(
             "mctf's training runs the model with two amounts before one backward, which gradient checkpointing would "
@@ -99,12 +96,9 @@ def objective(
     with label smoothing 0.1 and no mixing of images.
 
     Args:
-        logits: (B, K) of the student.
-        targets: (B,) int64 true classes.
+        logits: (B, K) of the student; ``targets`` are (B,) true classes.
         features: (B, C) class tokens of the student after the model's last norm.
-        teacher_logits: (B, K) of the teacher, with gradients.
-        teacher_features: (B, C) of the teacher, like ``features``.
-        criterion: classification loss, for both.
+        teacher_logits, teacher_features: of the teacher, with gradients.
         weight: lambda.
         confidence: beta, a probability.
         confident_of: ``prediction``: the largest probability; ``label``: that of the true class, which excludes images
@@ -113,23 +107,14 @@ def objective(
     Returns:
         ``total`` and its parts ``student``, ``teacher``, ``consistency`` (unweighted), all scalars.
 
-    Raises:
-        VitrimError: targets other than one class per image.
-
     Example:
-        >>> import timm, torch, vitrim
-        >>> from vitrim.training.objectives.mctf import objective
-        >>> model = timm.create_model("test_vit", num_classes=10)
-        >>> reduction = vitrim.reduce_(model, vitrim.MCTF(r=16))
-        >>> images, targets, runs = torch.randn(2, 3, 160, 160), torch.tensor([1, 7]), []
-        >>> for r in (int(torch.randint(8, ())), 16):
-        ...     reduction.set(r=r)
-        ...     tokens = model.forward_features(images)
-        ...     runs.append((model.forward_head(tokens), tokens[:, 0]))
-        >>> (teacher, z_teacher), (student, z_student) = runs
+        >>> import torch
+        >>> student, teacher = torch.randn(2, 2, 10), torch.randn(2, 2, 10)
+        >>> z, z_teacher = torch.randn(2, 2, 8)
         >>> losses = objective(
-        ...     student, targets, features=z_student, teacher_logits=teacher, teacher_features=z_teacher)
-        >>> losses["total"].backward()
+        ...     student[0], torch.tensor([1, 7]), features=z, teacher_logits=teacher[0], teacher_features=z_teacher)
+        >>> sorted(losses)
+        ['consistency', 'student', 'teacher', 'total']
     """
     check_one_class(targets, CONFIDENT)
     student, teacher = criterion(logits, targets), criterion(teacher_logits, targets)
@@ -151,16 +136,10 @@ def objective(
 
 
 def teacher_amounts(r: int | float, given: float | Sequence[float] | None, patches: int) -> tuple[float, float]:
-    """The smallest and the largest amount of a teacher.
+    """The smallest and the largest amount of a teacher of a student with ``r``, on a model of so many ``patches``.
 
-    Args:
-        r: amount of the student.
-        given: largest amount, or both; fractions of the patches if below 1, like `MCTF.r`. None: 0 to 7 tokens, below
-            ``r``.
-        patches: patches of the model, to convert fractions.
-
-    Raises:
-        VitrimError: an invalid range, or one that is not below ``r``.
+    ``given`` is the largest amount, or both; fractions of the patches if below 1, like `MCTF.r`. None: 0 to 7 tokens,
+    below ``r``. `VitrimError` for a range that is none, or not below ``r``.
 
     Example:
         >>> teacher_amounts(16, None, 196), teacher_amounts(4, None, 196), teacher_amounts(0.35, 0.2, 196)
@@ -177,6 +156,7 @@ def teacher_amounts(r: int | float, given: float | Sequence[float] | None, patch
     low, high = bounds
     if high >= 1 and not (float(low).is_integer() and float(high).is_integer()):
         raise VitrimError(f"mctf: teacher_r={given} must be whole numbers of tokens, or fractions below 1")
+    # Two fractions, or two numbers, compare as they are; a fraction and a number by the tokens that they come to.
     alike = high >= r > 0 if (high < 1) == (r < 1) else _tokens(high, patches) >= own > 0
     if alike:
         raise VitrimError(
