@@ -1,9 +1,4 @@
-"""The papers' own architectures, registered with timm.
-
-Importing this package registers them::
-
-    import timm, vitrim.models
-    model = timm.create_model("lv_vit_small")
+"""The papers' own architectures: ``import vitrim.models`` registers them with timm, for ``timm.create_model``.
 
 ``import vitrim`` alone does not, because it imports neither torch nor timm. The command line imports them all.
 """

@@ -1,4 +1,4 @@
-"""Common parts of the models in this folder: padding, convolutional stems, registration, positions and checkpoints."""
+"""Common parts of the models: padding, convolutional stems, registration, positions and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,28 +24,18 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
 def padded(images: Tensor, patch_size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Pad images (B, 3, H, W) with zeros at right and bottom to full patches; return them and their grid of patches.
-
-    Example:
-        >>> whole, grid = padded(torch.ones(1, 3, 30, 32), (16, 16))
-        >>> whole.shape, grid
-        (torch.Size([1, 3, 32, 32]), (2, 2))
-    """
+    """Pad images (B, 3, H, W) with zeros at right and bottom to full patches; return them and their grid of patches."""
+    # The remainder to the next multiple: -H % p is 0 where p divides H.
     down, right = -images.shape[2] % patch_size[0], -images.shape[3] % patch_size[1]
     whole = F.pad(images, (0, right, 0, down)) if down or right else images
     return whole, (whole.shape[2] // patch_size[0], whole.shape[3] // patch_size[1])
 
 
 def patch_map(tokens: Tensor, num_prefix: int, grid: tuple[int, int]) -> Tensor:
-    """Return the patches (B, P, C), in raster order, of all tokens (B, N, C), prefix first.
+    """The patches (B, P, C), in raster order, of all tokens (B, N, C), prefix first.
 
-    Raises:
-        VitrimError: there is not one token per patch of the ``grid``: a method that prunes reduced the backbone alone,
-            or the backbone drops patches in training.
-
-    Example:
-        >>> patch_map(torch.zeros(1, 7, 4), 1, (2, 3)).shape
-        torch.Size([1, 6, 4])
+    A `VitrimError` if there is not one token per patch of the ``grid``: a method that prunes reduced the backbone
+    alone, or the backbone drops patches in training.
     """
     rows, columns = grid
     if tokens.shape[1] != num_prefix + rows * columns:
@@ -57,11 +47,9 @@ def patch_map(tokens: Tensor, num_prefix: int, grid: tuple[int, int]) -> Tensor:
 
 
 class DenseModel(nn.Module):
-    """Base class of dense models: a head on the tokens of a backbone.
+    """Base class of dense models: a head for K classes on the tokens of a backbone.
 
-    Args:
-        backbone: a model without head; `VitrimError` if `vitrim.core.library.Library.tokens` cannot return its tokens.
-        num_classes: classes K.
+    `VitrimError` for a backbone whose tokens `vitrim.core.library.Library.tokens` cannot return.
     """
 
     def __init__(self, backbone: nn.Module, num_classes: int) -> None:
@@ -72,19 +60,14 @@ class DenseModel(nn.Module):
         self.num_classes = num_classes
 
     def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Return the tokens (B, P, C) of all patches, in raster order, and their grid.
-
-        Raises:
-            VitrimError: as `patch_map`, or the backbone does not accept this image size.
-        """
+        """The tokens (B, P, C) of all patches, in raster order, and their grid; `VitrimError` as of `patch_map`."""
         whole, grid = padded(images, self.layout.patch_size)
         return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
 
 
 class Stem(PatchEmbed):
-    """timm's `PatchEmbed` with more than one convolution: subclasses implement `feature_map`.
-
-    Image sizes, padding and output format are timm's. The patch size is fixed.
+    """timm's `PatchEmbed` with more than one convolution: subclasses implement `feature_map`. The patch
+    size is fixed.
     """
 
     def __init__(self, img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, **kwargs: Any):
@@ -98,6 +81,7 @@ class Stem(PatchEmbed):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, 3, H, W), of an accepted size, to tokens (B, P, C), or to ``output_fmt``."""
         size = (images.shape[2], images.shape[3])
+        # As timm's: a table of positions fits one size, unless the model resamples it.
         if self.img_size is not None and self.strict_img_size and size != tuple(self.img_size):
             raise VitrimError(f"images are {_by(size)}, this model takes {_by(self.img_size)}; see set_input_size")
         whole, _ = padded(images, self.patch_size)
@@ -152,14 +136,10 @@ def create(
     out_indices: Any = 3,
     **geometry: Any,
 ) -> Model:
-    """Build a registered model with timm.
+    """Build a registered model with timm; ``kwargs`` of timm's ``create_model`` take precedence over the ``geometry``.
 
     Args:
-        kind: its class.
         filter_fn: renames a checkpoint's weights and resamples them to the grid of a model.
-        variant: its registered name.
-        pretrained: load weights.
-        kwargs: arguments of timm's ``create_model``; take precedence over ``geometry``.
         out_indices: default layers of ``features_only``; an int n for the last n.
         geometry: arguments of ``kind`` that make this variant.
     """
@@ -175,12 +155,7 @@ def create(
 
 
 def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint (from ``state_dict_ema`` and the like), without ``module.`` in their names.
-
-    Example:
-        >>> unwrapped({"state_dict": {"module.head.bias": torch.zeros(2)}, "epoch": 3})
-        {'head.bias': tensor([0., 0.])}
-    """
+    """Return the weights of a checkpoint (from ``state_dict_ema`` and the like), without ``module.`` in their names."""
     for wrapper in WRAPPERS:
         if checkpoint.get(wrapper) is not None:
             checkpoint = checkpoint[wrapper]
@@ -189,12 +164,7 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """Rename all weights of ``state`` by ``rules``, pairs of pattern and replacement for `re.sub`, in turn.
-
-    Example:
-        >>> renamed({"layers.3.ln1.bias": torch.zeros(1)}, [("^layers[.]", "blocks."), ("[.]ln1[.]", ".norm1.")])
-        {'blocks.3.norm1.bias': tensor([0.])}
-    """
+    """Rename all weights of ``state`` by ``rules``, pairs of pattern and replacement for `re.sub`, in turn."""
     out = {}
     for name, value in state.items():
         for pattern, ours in rules:
@@ -204,18 +174,9 @@ def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> di
 
 
 def resample_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Resample a table of learned positions to another grid, bicubic and antialiased.
+    """Resample a table (1, H * W, C) of learned positions from the grid ``old`` to ``new``, bicubic and antialiased.
 
     As `timm.layers.resample_abs_pos_embed`, but in the precision of the table where that exceeds float32.
-
-    Args:
-        table: (1, H * W, C), rows first, without prefix tokens.
-        old: rows and columns (H, W) of the table.
-        new: rows and columns (H', W') of the result (1, H' * W', C); if equal to ``old``, the table is returned.
-
-    Example:
-        >>> resample_positions(torch.ones(1, 4, 8), (2, 2), (3, 5)).shape
-        torch.Size([1, 15, 8])
     """
     if old == new:
         return table
@@ -228,15 +189,10 @@ def fit_positions(state: dict[str, Tensor], name: str, grid: Grid, num_prefix: i
     """Resample the position table ``name`` of a checkpoint, if it has one, to ``grid``, in place.
 
     The table must be that of a square grid after ``num_prefix`` rows, which are kept.
-
-    Example:
-        >>> state = {"pos_embed": torch.ones(1, 1 + 4, 8)}
-        >>> fit_positions(state, "pos_embed", (3, 5), num_prefix=1)
-        >>> state["pos_embed"].shape
-        torch.Size([1, 16, 8])
     """
     if name in state and state[name].shape[1] != num_prefix + grid[0] * grid[1]:
         table = state[name]
+        # Checkpoints do not record their grid: those that are published are square.
         side = round((table.shape[1] - num_prefix) ** 0.5)
         resampled = resample_positions(table[:, num_prefix:], (side, side), grid)
         state[name] = torch.cat((table[:, :num_prefix], resampled), dim=1)

@@ -1,6 +1,5 @@
-"""Dense models by name: ``segmenter:NAME`` and ``vitdet:NAME`` put a head on the backbone NAME.
-
-Options named here are the head's; all others are the backbone's.
+"""Dense models by name: ``segmenter:NAME`` and ``vitdet:NAME`` put a head on the backbone NAME, whose options they
+pass.
 """
 
 from __future__ import annotations
@@ -70,20 +69,7 @@ class DetectorOptions(Checked):
 def segmenter(create: Create, pretrained: bool, options: Keywords) -> nn.Module:
     """Put a `Segmenter` on the backbone that ``create`` makes; its decoder is always new.
 
-    Args:
-        create: creates the backbone.
-        pretrained: load the backbone's weights.
-        options: `SegmenterOptions`, and those of the backbone.
-
-    Raises:
-        VitrimError: an option is not valid, or the backbone's tokens are not available.
-
-    Example:
-        >>> import timm
-        >>> def create(pretrained, options):
-        ...     return timm.create_model("test_vit", pretrained=pretrained, **options)
-        >>> segmenter(create, False, {"decoder": "mask_transformer", "num_classes": 3}).num_classes
-        3
+    ``options`` are `SegmenterOptions`, and those of the backbone; `VitrimError` for an invalid one.
     """
     head, rest = split(options, SegmenterOptions)
     own = head.model_dump(exclude_unset=True, exclude={"num_classes", "decoder", "decoder_tokens"})
@@ -121,8 +107,10 @@ def split(options: Keywords, kind: type[OwnOptions]) -> tuple[OwnOptions, Keywor
 def backbone(create: Create, pretrained: bool, options: Keywords) -> nn.Module:
     """Create the backbone without its head, with tokens to read; timm models accept any image size where they can."""
     if ANY_SIZE not in options:
+        # A trial on the meta device draws from a generator of its own: the random numbers of the real model stay.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             trial = create(False, options)
+        # A dense model sees images of all sizes: where timm can resample positions, it does.
         if takes(type(trial), ANY_SIZE):
             options = {**options, ANY_SIZE: True}
     model = create(pretrained, options)
@@ -130,13 +118,7 @@ def backbone(create: Create, pretrained: bool, options: Keywords) -> nn.Module:
 
 
 def takes(kind: type, option: str) -> bool:
-    """True if the constructor of a class accepts ``option``, itself or through ``**kwargs``.
-
-    Example:
-        >>> import timm
-        >>> takes(timm.models.deit.VisionTransformerDistilled, "dynamic_img_size"), takes(timm.models.Beit, "dynamic")
-        (True, False)
-    """
+    """True if the constructor of a class accepts ``option``, itself or through ``**kwargs``."""
     for base in kind.__mro__:
         if "__init__" in vars(base):
             parameters = inspect.signature(base).parameters

@@ -7,14 +7,13 @@ cross-attention", MHBC): compressed tokens gather with A, lookup tokens are infu
 There are two classes, because the paper's block differs from the one that the authors of ViTTM measured:
 
 * `LookupViT` is the paper's: own parameters in every layer, output projections, residuals around pre-norms, no class
-  token; the compressed tokens are the resized lookup tokens. It follows descriptions of the paper, whose authors
-  published no code.
+  token; the compressed tokens are the resized lookup tokens. It follows descriptions of the paper: no code is public.
 * `SharedLookupViT` is the re-implementation of the ViTTM authors, measured in their Table 8: all layers share one
   exchange, one lookup MLP and two LayerNorms. It can load their checkpoints.
 
 ``_3``, ``_5``, ``_7`` and ``_10`` in the names are the sides of the square grid of compressed tokens. Both classes
-accept images of any size that divides into patches, and any other compressed grid (`set_compressed_grid`), at test time
-too. The classifier of the compressed tokens predicts; training adds the loss of a second one, on the lookup tokens
+accept images of any size that divides into patches, and any other compressed grid (`set_compressed_grid`). The
+classifier of the compressed tokens predicts; training adds the loss of a second one, on the lookup tokens
 (`vitrim.models.streams.objective`).
 """
 
@@ -82,6 +81,7 @@ class SharedGather(Gather):
     def values(self, compressed: Tensor) -> Tensor:
         """Values (B, M, C) of the compressed tokens, by the projection of the lookup tokens' values."""
         dim = self.q.out_features
+        # The second half of `kv` makes values: a bare layer applies it alone, an adapter needs the whole call.
         if is_bare(self.kv):
             values = F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:])
         else:
@@ -90,9 +90,8 @@ class SharedGather(Gather):
 
 
 class Infuse(Exchange):
-    """Send values of the compressed tokens to the lookup tokens by the transposed attention.
-
-    The transposed attention is not normalised again: lookup tokens with little attention get little.
+    """Send values of the compressed tokens to the lookup tokens by the transposed attention, which is not normalised
+    again.
     """
 
     def forward(self, attention: Tensor, values: Tensor) -> Tensor:
@@ -121,6 +120,7 @@ class LookupLayer(nn.Module):
     def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
         """Update compressed (B, M, C) and lookup tokens (B, N, C)."""
         gathered, attention = self.gather(self.compressed_norm(compressed), self.lookup_norm(lookup))
+        # Gather first, so that the block processes what the lookup tokens know.
         compressed = self.block(compressed + self.drop_path(self.gather_proj(gathered)))
         infused = self.infuse(attention, self.infuse_values(self.infuse_norm(compressed)))
         lookup = lookup + self.drop_path(self.infuse_proj(infused))
@@ -198,6 +198,7 @@ class LookupBase(TwoStreamClassifier):
         options = {"mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias, "proj_drop": proj_drop_rate}
         blocks = transformer_blocks(embed_dim, num_heads, depth, drop_path_rate, **options)
         rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        # Depths of drop path grow by layer, for the blocks and for what is around them.
         self.layers = nn.ModuleList(
             self.layer(block, num_heads, lookup_mlp_ratio, rate) for block, rate in zip(blocks, rates, strict=True)
         )
@@ -213,14 +214,7 @@ class LookupBase(TwoStreamClassifier):
         raise NotImplementedError
 
     def set_compressed_grid(self, grid: int | tuple[int, int]) -> None:
-        """Change the rows and columns of compressed tokens, at least 1, from now on, with the same parameters.
-
-        Example:
-            >>> model = LookupViT(img_size=64, patch_size=8, embed_dim=32, depth=1, num_heads=2)
-            >>> model.set_compressed_grid(7)
-            >>> model.forward_features(torch.zeros(1, 3, 64, 64))[0].shape
-            torch.Size([1, 49, 32])
-        """
+        """Change the rows and columns of compressed tokens, at least 1, from now on, with the same parameters."""
         rows, columns = to_2tuple(grid)
         if min(rows, columns) < 1:
             raise VitrimError(f"a compressed grid needs at least one row and column, got {(rows, columns)}")
@@ -234,11 +228,9 @@ class LookupViT(LookupBase):
     """The paper's model. ``model(images)`` returns the logits of the compressed tokens' classifier.
 
     Args:
-        img_size, patch_size: of the position table, and of the patches, which must divide it, in pixels.
         compressed_grid: rows and columns of compressed tokens, or one number for both.
         global_pool: only ``avg``.
         lookup_mlp_ratio: hidden channels of the lookup MLP over C (1 / q, with q = 2 in the paper).
-        others: as in timm's `VisionTransformer`.
 
     Example:
         >>> model = LookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
@@ -267,16 +259,7 @@ class SharedLookupViT(LookupBase):
     """LookupViT as re-implemented by the authors of ViTTM, with most parameters shared by all layers.
 
     The compressed tokens are averages of the patch embeddings, with their own position table; the lookup tokens have a
-    class token, which counts in their mean.
-
-    Args:
-        class_token: prepend a class token to the lookup tokens.
-        others: as in `LookupViT`, and its errors.
-
-    Example:
-        >>> model = SharedLookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
-        >>> [stream.shape[1] for stream in model.forward_features(torch.zeros(2, 3, 64, 64))]
-        [9, 65]
+    class token (unless ``class_token=False``), which counts in their mean.
     """
 
     def __init__(self, *args: Any, class_token: bool = True, **kwargs: Any) -> None:
@@ -301,6 +284,7 @@ class SharedLookupViT(LookupBase):
         """The tokens of `LookupViT.embed`, class token first."""
         grid = grid_of(images.shape[-2:], self.patch_size)
         patches = self.patch_embed(images)
+        # Averages of cells, which need not divide the grid of patches.
         compressed = F.adaptive_avg_pool2d(patches, self.compressed_grid).flatten(2).transpose(1, 2)
         compressed = compressed + resample_positions(
             self.compressed_pos_embed, self.compressed_table_grid, self.compressed_grid
@@ -308,6 +292,7 @@ class SharedLookupViT(LookupBase):
         prefix = self.num_prefix_tokens
         table = resample_positions(self.pos_embed[:, prefix:], self.grid, grid)
         lookup = patches.flatten(2).transpose(1, 2) + table
+        # The class token has the first row of the table, which no resampling touches.
         if self.cls_token is not None:
             class_token = (self.cls_token + self.pos_embed[:, :1]).expand(images.shape[0], -1, -1)
             lookup = torch.cat((class_token, lookup), dim=1)
@@ -334,11 +319,6 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: LookupBase) -> di
 
     Checkpoints of the ViTTM authors' LookupViT fit `SharedLookupViT`: their ``head`` and ``fc_norm`` are those of the
     lookup tokens, here the auxiliary ones. Unknown weights keep their names, so that loading reports them.
-
-    Example:
-        >>> model = SharedLookupViT(img_size=32, patch_size=8, compressed_grid=2, embed_dim=32, depth=1, num_heads=2)
-        >>> model.load_state_dict(checkpoint_filter_fn({"state_dict": model.state_dict()}, model))
-        <All keys matched successfully>
     """
     state = unwrapped(state_dict)
     if any(name.startswith("mhbc.") for name in state):

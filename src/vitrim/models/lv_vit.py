@@ -97,12 +97,7 @@ class SkipScale(nn.Module):
 class LVBlock(Block):
     """Pre-norm block: x + attention(x) / lambda, then x + mlp(x) / lambda (section 3.3, "residual connection").
 
-    Args:
-        dim: channels C.
-        num_heads: attention heads H.
-        skip_lambda: divisor of both branches.
-        head_dim: channels of a head, default C / H.
-        kwargs: of timm's `Block`.
+    ``skip_lambda`` is lambda; ``head_dim`` the channels of a head, default C / H.
     """
 
     ls1: Any
@@ -126,11 +121,8 @@ class LVViT(VisionTransformer):
 
     A call returns logits (B, K), in training too: those of the class token plus half the maximum over the patches of
     the auxiliary head's logits, per class. `forward_dense` returns both separately, for training with labels per token
-    and with mixed tokens; `objective` is its loss.
-
-    The rest is timm's `VisionTransformer`: its options, ``forward_features``, ``forward_intermediates``, other image
-    sizes. There is an auxiliary head only with class-token pooling; ``model.aux_head = None`` removes it from a trained
-    model, whose head then reads the class token alone.
+    and with mixed tokens; `objective` is its loss. The rest is timm's `VisionTransformer`. There is an auxiliary head
+    only with class-token pooling; ``model.aux_head = None`` removes it.
 
     Deviations from the published code: a call in training mode returns logits like any other model, instead of three
     values with mixed tokens. Position tables are resampled with anti-aliasing.
@@ -141,13 +133,10 @@ class LVViT(VisionTransformer):
         stem_width: channels of the stem's first three convolutions.
         dense_head: have the auxiliary head.
         aux_weight: weight of its maximum in the logits.
-        kwargs: of timm's `VisionTransformer`.
 
     Example:
         >>> import timm, vitrim.models
         >>> model = timm.create_model("lv_vit_tiny", num_classes=10).eval()
-        >>> model(torch.zeros(1, 3, 224, 224)).shape
-        torch.Size([1, 10])
         >>> model.forward_dense(torch.zeros(1, 3, 224, 224)).patches.shape
         torch.Size([1, 196, 10])
     """
@@ -199,35 +188,30 @@ class LVViT(VisionTransformer):
         if self.aux_head is None:
             return logits
         patches: Tensor = self.aux_head(x[:, self.num_prefix_tokens :])
+        # Half the best patch per class, as in the published evaluation.
         return logits + self.aux_weight * patches.amax(dim=1)
 
     def forward_dense(self, images: Tensor, box: Box | None = None) -> DenseLogits:
         """Compute separate logits of the class token and of every patch, optionally of mixed tokens ("MixToken").
 
-        With ``box`` (section 3.2), image b gets the patches in the box from image B - 1 - b, after the stem, so that no
-        patch sees two images. The logits of these patches return to their own image: ``patches[b]`` belong to image b,
-        ``class_token[b]`` to the mixture.
-
-        In a model reduced by `vitrim.reduce_`, merged patches have the logits of their group; those of pruned patches
-        (where ``reduction.state.source`` is -1) are meaningless.
-
-        Args:
-            images: (B, 3, H, W).
-            box: patches to swap, e.g. of `sample_box`; None mixes nothing.
-
-        Raises:
-            VitrimError: the model has no auxiliary head.
+        With ``box``, e.g. of `sample_box` (section 3.2), image b gets the patches in the box from image B - 1 - b,
+        after the stem, so that no patch sees two images. The logits of these patches return to their own image:
+        ``patches[b]`` belong to image b, ``class_token[b]`` to the mixture. In a model reduced by `vitrim.reduce_`,
+        merged patches have the logits of their group; those of pruned patches (where ``reduction.state.source`` is -1)
+        are meaningless. `VitrimError` without an auxiliary head.
         """
         if self.aux_head is None:
             raise VitrimError("this model has no auxiliary head: create it with dense_head=True and num_classes > 0")
         x = self.patch_embed(images)
         grid = self.patch_embed.dynamic_feat_size(images.shape[-2:])
+        # Before positions are added: a patch takes the place that it comes to.
         if box is not None:
             x = swap_box(x.view(len(x), *grid, -1), box).view_as(x)
         x = self.norm_pre(self.patch_drop(self._pos_embed(x)))
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
         x = self.norm(x)
         patches = self.aux_head(x[:, self.num_prefix_tokens :])
+        # Back to their own images: swapping twice changes nothing.
         if box is not None:
             patches = swap_box(patches.view(len(x), *grid, -1), box).view_as(patches)
         return DenseLogits(self.head(self.head_drop(self.pool(x))), patches)
@@ -258,32 +242,22 @@ class LVViT(VisionTransformer):
 
 
 def swap_box(x: Tensor, box: Box) -> Tensor:
-    """Swap the patches (B, h, w, ...) in ``box`` with those of the reversed batch; its own inverse.
-
-    Example:
-        >>> x = torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, 1, 3)
-        >>> swap_box(x, Box(0, 1, 1, 3))
-        tensor([[[0., 1., 1.]],
-        <BLANKLINE>
-                [[1., 0., 0.]]])
-    """
+    """Swap the patches (B, h, w, ...) in ``box`` with those of the reversed batch; its own inverse."""
     rows, columns = slice(box.top, box.bottom), slice(box.left, box.right)
     mixed = x.clone()
+    # Image b and image B - 1 - b swap: no second permutation is needed.
     mixed[:, rows, columns] = x.flip(0)[:, rows, columns]
     return mixed
 
 
 def sample_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
-    """Draw a random box on a ``grid`` as in CutMix: a uniform share of the area, a uniform centre, cut at the border.
-
-    Example:
-        >>> box = sample_box((14, 14))
-        >>> 0 <= box.top <= box.bottom <= 14
-        True
+    """Draw a random box on a ``grid`` as in CutMix: a uniform share of the area, a uniform centre, cut at
+    the border.
     """
     share, row, column = torch.rand(3, generator=generator).tolist()
     sides = []
     for centre, size in ((row, grid[0]), (column, grid[1])):
+        # The sides of a square with this share of the area, as in CutMix; a box that leaves the grid is cut.
         half, middle = int(size * share**0.5) // 2, int(centre * size)
         sides.append((max(middle - half, 0), min(middle + half, size)))
     (top, bottom), (left, right) = sides
@@ -311,12 +285,8 @@ def objective(
 
     Returns:
         The unweighted terms "class" and "patches", and "total", their weighted sum.
-
-    Example:
-        >>> logits = DenseLogits(torch.zeros(2, 10), torch.zeros(2, 4, 10))
-        >>> objective(logits, torch.tensor([1, 2]), box_share=0.25)["total"]
-        tensor(4.6052)
     """
+    # The loss is linear in mixed labels: two losses of whole labels stand for one of the mixture.
     own, other = criterion(logits.class_token, targets), criterion(logits.class_token, targets.flip(0))
     batch, patches = logits.patches.shape[:2]
     if patch_targets is None:
@@ -329,14 +299,7 @@ def objective(
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: LVViT) -> dict[str, Tensor]:
-    """Turn the authors' checkpoint into a state dict of ``model``: equal names, positions resampled to its grid.
-
-    Example:
-        >>> model = LVViT(embed_dim=32, depth=1, num_heads=2, dense_head=False)
-        >>> weights = {f"module.{name}": value for name, value in model.state_dict().items()}
-        >>> model.load_state_dict(checkpoint_filter_fn({"state_dict_ema": weights}, model))
-        <All keys matched successfully>
-    """
+    """Turn the authors' checkpoint into a state dict of ``model``: equal names, positions resampled to its grid."""
     state = unwrapped(checkpoint)
     fit_positions(state, "pos_embed", model.patch_embed.grid_size, num_prefix=1)
     if model.aux_head is None:

@@ -1,9 +1,6 @@
 """Reference checkpoints: small models trained on real images with ``vitrim train``, shipped with the package.
 
-    model = create_model("vitrim:cifar10_vit")     # of vitrim.loading
-
-Each is a folder of this package with the weights (bfloat16 safetensors), the recipe, the log and the result of their
-run.
+Each is a folder with the weights (bfloat16 safetensors), the recipe, the log and the result of their run.
 """
 
 from __future__ import annotations
@@ -24,22 +21,12 @@ CLASSES = "classes"
 
 
 def references() -> dict[str, Path]:
-    """Folders of the reference checkpoints by name.
-
-    Example:
-        >>> "cifar10_vit" in references()
-        True
-    """
+    """Folders of the reference checkpoints by name."""
     return {path.parent.name: path.parent for path in sorted(FOLDER.glob(f"*/{WEIGHTS_FILE}"))}
 
 
 def folder(name: str) -> Path:
-    """Folder of a reference checkpoint; `VitrimError` for an unknown name.
-
-    Example:
-        >>> folder("cifar10_vit").name
-        'cifar10_vit'
-    """
+    """Folder of a reference checkpoint; `VitrimError` for an unknown name."""
     known = references()
     check_known("reference checkpoint", name, known)
     return known[name]

@@ -31,17 +31,8 @@ class RevViT(nn.Module):
     Deviation: the published model adds a class token and drops it before the blocks, with a row in its table of
     positions: 2 C parameters without effect. They do not exist here, and `checkpoint_filter_fn` drops them.
 
-    Not a host: methods reduce one stream of tokens, and a reduction is not reversible.
-
-    Args:
-        img_size, patch_size, in_chans, embed_dim: of timm's `PatchEmbed`; C is the width of one stream.
-        num_classes: K, 0 for no head.
-        global_pool: "avg", or "" for all tokens.
-        depth, num_heads, mlp_ratio, qkv_bias: of the blocks.
-        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the positions, in the
-            branches and of attention.
-        drop_path_rate: of the last block; grows linearly from 0.
-        norm_layer: creates a norm from a number of channels.
+    Not a host: methods reduce one stream of tokens, and a reduction is not reversible. Arguments are those of timm's
+    `VisionTransformer`; C is the width of one stream, ``global_pool`` is "avg", or "" for all tokens.
 
     Example:
         >>> import timm, vitrim.models
@@ -76,6 +67,7 @@ class RevViT(nn.Module):
         self.in_chans = in_chans
         self.global_pool = check_pool(global_pool)
         self.embed_dim = embed_dim
+        # Both streams side by side reach the norm and the head.
         self.num_features = self.head_hidden_size = 2 * embed_dim
         self.reversible = True
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim, **place)
@@ -134,6 +126,7 @@ class RevViT(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """Map images (B, 3, H, W) to normalised tokens (B, P, 2C), both streams side by side."""
         x = self.pos_drop(self.patch_embed(x) + self.pos_embed)
+        # Without gradients there is nothing to save; exporters know no autograd function.
         if self.reversible and torch.is_grad_enabled() and not torch.compiler.is_exporting():
             x1, x2 = reversible(list(self.blocks), x, x)
         else:

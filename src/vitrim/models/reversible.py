@@ -72,6 +72,7 @@ class ForwardState:
 
     def rerun(self, branch: Branch, x: Tensor) -> Tensor:
         """Compute ``branch(x)`` with gradients in this state, and restore the current random state."""
+        # Drop path draws again what it drew in the forward, and later draws are not moved by it.
         fork_type = self.device_type if self.devices else "cuda"  # any device type, where none is forked
         autocast: AbstractContextManager[object] = nullcontext()
         if self.autocast is not None:
@@ -116,9 +117,11 @@ class ReversibleStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Any, ...]:
+        # The last block saved its outputs; every other one gets them as the inputs that the next one recovered.
         y1, y2 = ctx.saved_tensors if ctx.last else ctx.tape.streams
         (attention, attention_weights), (mlp, mlp_weights) = ctx.block.branches()
         before_attention, before_mlp = ctx.states
+        # In reverse order: y2 was made of y1, which the attention of x2 made of x1.
         x2, through_mlp, of_mlp = undo(mlp, mlp_weights, before_mlp, y1, y2, grad2)
         grad1 = grad1 + through_mlp
         x1, through_attention, of_attention = undo(attention, attention_weights, before_attention, x2, y1, grad1)
@@ -129,19 +132,12 @@ class ReversibleStep(torch.autograd.Function):
 def undo(
     branch: Branch, parameters: list[nn.Parameter], state: ForwardState, x: Tensor, total: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Recover y from ``total = y + branch(x)``, and differentiate the branch.
+    """Recover y (B, N, C) from ``total = y + branch(x)``, and differentiate the branch.
 
-    Args:
-        branch: returns the same result when rerun in ``state``.
-        parameters: those of the branch that require a gradient.
-        state: of the first run.
-        x: (B, N, C), input of the branch.
-        total: (B, N, C), the stream after the addition.
-        grad: (B, N, C), the gradient of ``total``.
-
-    Returns:
-        y (B, N, C), the gradient of ``x`` through the branch, those of the parameters.
+    ``branch`` returns the same result when rerun in ``state``; ``grad`` is the gradient of ``total``. Returns y, the
+    gradient of ``x`` through the branch, and those of its ``parameters``.
     """
+    # A leaf of its own: the graph of this branch alone is built, differentiated and freed.
     x = x.detach().requires_grad_()
     added = state.rerun(branch, x)
     through, *of_parameters = torch.autograd.grad(added, (x, *parameters), grad.to(added.dtype), allow_unused=True)
@@ -154,14 +150,6 @@ def reversible(blocks: Sequence[RevBlock], x1: Tensor, x2: Tensor) -> tuple[Tens
 
     Outputs equal those of the plain blocks bit for bit, gradients up to the rounding of the recomputed streams.
     Differentiable once; runs outside compiled graphs.
-
-    Example:
-        >>> blocks = [RevBlock(8, 2) for _ in range(3)]
-        >>> x = torch.randn(1, 5, 8, requires_grad=True)
-        >>> y1, y2 = reversible(blocks, x, x)
-        >>> (y1 + y2).sum().backward()
-        >>> x.grad.shape
-        torch.Size([1, 5, 8])
     """
     tape = Tape()
     for depth, block in enumerate(blocks):

@@ -1,9 +1,7 @@
 """Segmenter: class scores at every pixel, from the tokens of any supported model (Strudel et al., ICCV 2021).
 
-    images -> backbone -> tokens of all patches -> decoder -> (B, K) per patch -> upsampled to the size of the images
-
 The linear decoder scores each patch alone; in the mask transformer (section 3.2) K learned class tokens attend to the
-patches, and a patch is scored by its product with each of them.
+patches, and a patch is scored by its product with each of them. The scores are upsampled to the size of the images.
 """
 
 from __future__ import annotations
@@ -25,16 +23,7 @@ DECODER_TOKENS: tuple[DecoderTokens, ...] = ("all", "merged")
 
 
 class LinearDecoder(nn.Module):
-    """Score every token by one linear layer, ``head``.
-
-    Args:
-        dim: channels C of the tokens.
-        num_classes: classes K.
-
-    Example:
-        >>> LinearDecoder(8, num_classes=3)(torch.zeros(2, 5, 8)).shape
-        torch.Size([2, 5, 3])
-    """
+    """Score every token (B, M, C) by one linear layer, ``head``: (B, M, K)."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
@@ -42,7 +31,7 @@ class LinearDecoder(nn.Module):
         draw_linear_(self)
 
     def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
-        """Score the tokens ``x`` (B, M, C): (B, M, K). Ignores their ``size``."""
+        """The scores (B, M, K) of tokens ``x`` (B, M, C), whatever their ``size``."""
         return cast(Tensor, self.head(x))
 
     def renewed(self, num_classes: int) -> LinearDecoder:
@@ -58,18 +47,11 @@ class MaskTransformer(nn.Module):
     released checkpoints, ``decoder.*`` there.
 
     Args:
-        dim: channels C of the tokens.
-        num_classes: classes K.
-        layers: blocks.
         width: channels of the blocks; default C.
         heads: attention heads, which divide ``width``; default one per 64 channels.
         dropout: in the blocks, after attention weights, projections and MLP layers.
         drop_path: stochastic depth of the last block; grows linearly from 0.
         proportional: attend to a token of size s as to s copies.
-
-    Example:
-        >>> MaskTransformer(64, num_classes=3)(torch.zeros(2, 5, 64)).shape
-        torch.Size([2, 5, 3])
     """
 
     def __init__(
@@ -97,6 +79,7 @@ class MaskTransformer(nn.Module):
             "proportional": proportional,
         }
         self.proportional = proportional
+        # On the CPU even where a model is made on the meta device: rates are numbers.
         rates = torch.linspace(0, drop_path, layers, device="cpu").tolist()
         drops: dict[str, Any] = {"proj_drop": dropout, "attn_drop": dropout}
         self.blocks = nn.ModuleList(Block(width, heads, qkv_bias=True, drop_path=rate, **drops) for rate in rates)
@@ -114,6 +97,7 @@ class MaskTransformer(nn.Module):
         num_classes = self.cls_emb.shape[1]
         bias = None
         if size is not None and self.proportional:
+            # The logarithm of a size, added to the logits, weighs a token as so many copies; class tokens count once.
             bias = F.pad(size, (0, num_classes), value=1.0).log().to(x.dtype)[:, None, None, :]
         x = torch.cat((self.proj_dec(x), self.cls_emb.expand(x.shape[0], -1, -1)), dim=1)
         for block in self.blocks:
@@ -136,7 +120,6 @@ class Segmenter(DenseModel):
     Images are padded with zeros at right and bottom to full patches, and the logits cropped to the image.
 
     Args:
-        backbone, num_classes: as in `DenseModel`.
         decoder: a `LinearDecoder`, a `MaskTransformer`, or any module from tokens (B, M, C) and their sizes (B, M) or
             None to scores (B, M, K).
         decoder_tokens: ``all``: one token per patch, those of a reduced backbone un-merged. ``merged``: the remaining
@@ -184,6 +167,7 @@ class Segmenter(DenseModel):
         # decode the remaining tokens and un-merge their scores
         prefix = self.layout.num_prefix
         scores = self.decoder(tokens[:, prefix:], None if state.uniform else state.size[:, prefix:])
+        # `unmerge` reads all tokens, prefix included: its scores are padding, and go again.
         return unmerge(F.pad(scores, (0, 0, prefix, 0)), state)[:, prefix:]
 
     def reset_classifier(self, num_classes: int) -> None:

@@ -20,25 +20,13 @@ if TYPE_CHECKING:
 
 
 def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
-    """Join the layers ``k`` and ``v`` of ``module`` in a checkpoint into one layer ``kv``, in place.
-
-    Example:
-        >>> state = {f"read.{name}.{kind}": torch.zeros(4) for name in "kv" for kind in ("weight", "bias")}
-        >>> join_keys_and_values(state, "read")
-        >>> {name: len(value) for name, value in state.items()}
-        {'read.kv.weight': 8, 'read.kv.bias': 8}
-    """
+    """Join the layers ``k`` and ``v`` of ``module`` in a checkpoint into one layer ``kv``, in place."""
     for kind in ("weight", "bias"):
         state[f"{module}.kv.{kind}"] = torch.cat([state.pop(f"{module}.{name}.{kind}") for name in ("k", "v")])
 
 
 def grid_of(size: Sequence[int], patch_size: int) -> Grid:
-    """Rows and columns of patches in an image of ``size`` (height, width) in pixels, which they must divide.
-
-    Example:
-        >>> grid_of((64, 96), 16)
-        (4, 6)
-    """
+    """Rows and columns of patches in an image of ``size`` (height, width) in pixels, which they must divide."""
     height, width = size
     if height % patch_size or width % patch_size:
         raise VitrimError(f"images of {height}x{width} px do not divide into patches of {patch_size} px")
@@ -54,12 +42,6 @@ class TwoStreamClassifier(nn.Module):
     Attributes:
         embed: a method or module from images (B, 3, H, W) to tokens (B, N, C) and auxiliary tokens (B, M, C).
         layers: modules from both streams and `shared_parts` to both streams.
-
-    Args:
-        img_size: height and width, or one number for both, of the position tables.
-        dim: channels C of both streams.
-        global_pool: only ``avg``; `VitrimError` for others.
-        in_chans, num_classes, drop_rate: as in timm's `VisionTransformer`.
     """
 
     embed: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -117,6 +99,7 @@ class TwoStreamClassifier(nn.Module):
 
     def forward_head(self, x: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
         """Compute logits (B, K) from the first stream, or with ``pre_logits`` its pooled feature (B, C)."""
+        # The first stream predicts; the second one only trains.
         pooled: Tensor = self.head_drop(self.fc_norm(x[0].mean(1)))
         return pooled if pre_logits else self.head(pooled)
 
@@ -191,18 +174,7 @@ def objective(
 ) -> dict[str, Tensor]:
     """Training loss of two-stream models: the criterion on both classifiers, added with weight 1.
 
-    Args:
-        logits: of both streams, from `TwoStreamClassifier.forward_streams`.
-        targets: of ``criterion``.
-        criterion: the classification loss.
-
-    Returns:
-        The terms "prediction" and "auxiliary", and their sum "total".
-
-    Example:
-        >>> losses = objective((torch.zeros(2, 4), torch.zeros(2, 4)), torch.tensor([0, 1]))
-        >>> sorted(losses), round(float(losses["total"]), 3)
-        (['auxiliary', 'prediction', 'total'], 2.773)
+    Returns "prediction" and "auxiliary", and their sum "total", of the logits of `TwoStreamClassifier.forward_streams`.
     """
     prediction, auxiliary = (criterion(stream, targets) for stream in logits)
     return {"prediction": prediction, "auxiliary": auxiliary, "total": prediction + auxiliary}

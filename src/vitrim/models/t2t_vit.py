@@ -39,6 +39,7 @@ class TokenAttention(nn.Module):
         self.proj = nn.Linear(dim, dim, **place)
 
     def forward(self, x: Tensor) -> Tensor:
+        # Only one head: the projection made query, key and value of a head's width.
         q, k, v = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
         out: Tensor = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         out = v + self.proj(out)
@@ -91,8 +92,10 @@ class TokenPerformer(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map queries, keys and values (B, N, d) to the output (B, N, d)."""
         with full_precision(q):
+            # Exponentials of squared norms leave half precision at once.
             q, k, v = (part.to(decision_dtype(part.dtype)) for part in (q, k, v))
             q, k = self.features(q), self.features(k)
+            # Sums over keys come first, so that no N x N matrix exists.
             normaliser = q @ k.sum(dim=1).unsqueeze(-1)
             return q @ (k.transpose(1, 2) @ v) / (normaliser + EPSILON)
 
@@ -124,14 +127,9 @@ class TokensToToken(Stem):
     """Three soft splits of overlapping patches, with a token module after the first two (section 3.1).
 
     A soft split unfolds the map into tokens of kernel x kernel neighbours; a token module mixes and narrows them to
-    ``token_dim`` channels, and they become a map again. A linear layer maps the last tokens to C channels.
-
-    Args:
-        img_size, patch_size, in_chans, embed_dim: of timm's `PatchEmbed`; the strides of the splits multiply to
-            ``patch_size``.
-        token_module: "transformer", or "performer", which is linear in the number of tokens.
-        token_dim: channels of the token modules.
-        splits: kernel, stride and padding of the three soft splits.
+    ``token_dim`` channels, and they become a map again. A linear layer maps the last tokens to C channels. The strides
+    of the ``splits`` (kernel, stride, padding) multiply to ``patch_size``; the ``token_module`` "performer" is linear
+    in the number of tokens.
     """
 
     def __init__(
@@ -169,25 +167,16 @@ class TokensToToken(Stem):
 
 
 def soft_split(x: Tensor, split: SoftSplit) -> tuple[Tensor, tuple[int, int]]:
-    """Unfold (B, C, H, W) into tokens (B, N, C*kernel*kernel) of overlapping neighbours; return them and their grid.
-
-    Example:
-        >>> tokens, grid = soft_split(torch.zeros(1, 3, 32, 32), (7, 4, 2))
-        >>> tokens.shape, grid
-        (torch.Size([1, 64, 147]), (8, 8))
-    """
+    """Unfold (B, C, H, W) into tokens (B, N, C*kernel*kernel) of overlapping neighbours; return them and their grid."""
     kernel, stride, padding = split
+    # The number of positions of a kernel on a padded side, as of a convolution.
     rows, columns = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[2:])
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2), (rows, columns)
 
 
 def sinusoid_table(num_tokens: int, dim: int) -> Tensor:
-    """Fixed position table (1, N, C), float64: the sine (i even) or cosine (i odd) of p / 10000^(2 floor(i/2) / C).
-
-    Example:
-        >>> sinusoid_table(2, 4)[0, 1].round(decimals=4)
-        tensor([0.8415, 0.5403, 0.0100, 1.0000], dtype=torch.float64)
-    """
+    """Fixed position table (1, N, C), float64: the sine (i even) or cosine (i odd) of p / 10000^(2 floor(i/2) / C)."""
+    # In float64: angles of late positions are large, and the table is rounded once, at the end.
     position = torch.arange(num_tokens, dtype=torch.float64).unsqueeze(1)
     channel = torch.arange(dim, dtype=torch.float64)
     angle = position / 10000.0 ** (2 * (channel // 2) / dim)
@@ -197,20 +186,16 @@ def sinusoid_table(num_tokens: int, dim: int) -> Tensor:
 class T2TViT(VisionTransformer):
     """T2T-ViT: a token-to-token stem before a deep and narrow ViT with a fixed table of positions.
 
-    The rest is timm's `VisionTransformer` without biases in q, k and v: its options, ``forward_features``,
-    ``forward_intermediates``, other image sizes (multiples of 16).
-
-    The table is an untrained parameter, as in the published checkpoints. Attention of the token modules divides by the
-    root of the width of its *input*, that of the blocks by the root of a head's width, as in the evaluation of the
-    published checkpoints. ``qk_scale`` is another factor for the blocks; the authors' factories use C^-0.5 with
-    ``pretrained=True``.
+    The rest is timm's `VisionTransformer` without biases in q, k and v. The table is an untrained parameter, as in the
+    published checkpoints. Attention of the token modules divides by the root of the width of its *input*, that of the
+    blocks by the root of a head's width, as in the evaluation of the published checkpoints. ``qk_scale`` is another
+    factor for the blocks; the authors' factories use C^-0.5 with ``pretrained=True``.
 
     Deviation: at other image sizes the table is resampled with anti-aliasing, where the published code fails.
 
     Args:
         token_module, token_dim, splits: of `TokensToToken`; "transformer" is T2T-ViT_t, "performer" T2T-ViT.
         qk_scale: factor of the blocks' attention logits, not with ``qk_norm``; default: a head's width^-0.5.
-        kwargs: of timm's `VisionTransformer`.
 
     Example:
         >>> import timm, vitrim.models
@@ -243,6 +228,7 @@ class T2TViT(VisionTransformer):
         if qk_scale is not None:
             block: Any
             for block in self.blocks:
+                # timm scales after the norm of queries: together both factors make `qk_scale`.
                 block.attn.q_norm = Scaled(qk_scale / block.attn.scale)
 
     def init_weights(self, mode: str = "", **options: Any) -> None:  # type: ignore[override]
@@ -255,11 +241,6 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: T2TViT) -> dict[s
     """Turn the authors' checkpoint into a state dict of ``model``: their ``tokens_to_token`` is timm's ``patch_embed``.
 
     Positions are resampled to the grid of ``model``.
-
-    Example:
-        >>> model = T2TViT(embed_dim=32, depth=1, num_heads=2)
-        >>> checkpoint_filter_fn({"state_dict": {"module.tokens_to_token.project.bias": torch.zeros(1)}}, model)
-        {'patch_embed.project.bias': tensor([0.])}
     """
     state = renamed(unwrapped(checkpoint), [(r"^tokens_to_token\.", "patch_embed.")])
     fit_positions(state, "pos_embed", model.patch_embed.grid_size, num_prefix=1)

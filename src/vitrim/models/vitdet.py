@@ -1,10 +1,8 @@
 """ViTDet: boxes and masks, from the last map of any supported model (Li et al., ECCV 2022).
 
-    images -> backbone -> map of all patches -> simple feature pyramid -> RPN -> RoI heads -> detections
-
 The pyramid is ours; anchors, region proposals, RoI heads and mask pasting are torchvision's. A batch has one size, and
 padded images come with their valid sizes: a reduction needs one grid of tokens per batch, so torchvision's
-`GeneralizedRCNNTransform` is not used. Attention is the backbone's, global in every block unless it has windows
+`GeneralizedRCNNTransform` is not used. Attention is global in every block unless the backbone has windows
 (`vitrim.models.windowed`).
 """
 
@@ -48,10 +46,6 @@ class SimpleFeaturePyramid(nn.Module):
     Scale 4: a deconvolution 2 x 2 with stride 2 to C/2, LayerNorm, GELU, another to C/4; scale 2: one to C/2; scale 1:
     the map; scale 1/2: its maximum over 2 x 2. Each then goes through a 1 x 1 and a 3 x 3 convolution with LayerNorm
     over channels and no bias. ``p6`` is every second place of ``p5``.
-
-    Args:
-        dim: channels C of the backbone.
-        channels: of the maps.
 
     Example:
         >>> maps = SimpleFeaturePyramid(16, channels=8)(torch.zeros(1, 16, 4, 4))
@@ -98,6 +92,7 @@ class StridedAnchors(AnchorGenerator):
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
         """Anchors (A, 4) of every image, on all of ``feature_maps``, in at least float32."""
+        # Corners in half precision would be off by pixels.
         kind = wide(feature_maps[0].new_empty(0)).dtype
         self.set_cell_anchors(kind, feature_maps[0].device)
         grids = [found.shape[-2:] for found in feature_maps]
@@ -117,7 +112,6 @@ class Detector(DenseModel):
     """Boxes, and with ``masks`` outlines, of the objects in images.
 
     Args:
-        backbone, num_classes: as in `DenseModel`, background excluded.
         masks: predict a mask for every box (Mask R-CNN).
         cascade: refine the boxes in three stages of heads (Cascade R-CNN).
         channels: of the pyramid.
@@ -170,6 +164,7 @@ class Detector(DenseModel):
             "maskness": maskness,
         }
         self.pyramid = SimpleFeaturePyramid(self.layout.dim, channels)
+        # Pixels per place of each map; p6 takes every second place of p5.
         strides = [self.patch / scale for scale in (*SCALES, SCALES[-1] / 2)]
         self.rpn = RegionProposalNetwork(
             StridedAnchors(strides),
@@ -191,12 +186,11 @@ class Detector(DenseModel):
         """Detect objects, in training and evaluation mode alike.
 
         Args:
-            images: (B, 3, H, W).
             sizes: height and width of each image, in the top left corner; the rest is padding.
 
         Returns:
             Per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels of the input; ``labels`` (n,) in 0..K-1; ``scores`` (n,),
-            the highest first (before `maskness`); with masks, ``masks`` (n, H, W) bool.
+                the highest first (before `maskness`); with masks, ``masks`` (n, H, W) bool.
         """
         sizes = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else list(sizes)
         batch, maps = ImageList(images, sizes), self.front(images)
@@ -225,15 +219,10 @@ class Detector(DenseModel):
     def criterion(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Compute the losses of Faster, Mask or Cascade R-CNN, in training and evaluation mode alike.
 
-        Args:
-            images: (B, 3, H, W).
-            targets: per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels, ``labels`` (n,) in 0..K-1, with masks ``masks``
-                (n, H, W); n may be 0. Optional: ``size`` (2,), height and width without padding; ``iscrowd`` (n,),
-                boxes to ignore.
-
-        Returns:
-            ``rpn_objectness``, ``rpn_box``, ``roi_class``, ``roi_box``, with masks ``roi_mask``, and their sum
-            ``total``.
+        Targets hold per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels, ``labels`` (n,) in 0..K-1, with masks ``masks``
+        (n, H, W); n may be 0. Optional: ``size`` (2,), height and width without padding; ``iscrowd`` (n,), boxes to
+        ignore. Returns ``rpn_objectness``, ``rpn_box``, ``roi_class``, ``roi_box``, with masks ``roi_mask``, and their
+        sum ``total``.
         """
         sizes = []
         for target in targets:

@@ -38,12 +38,7 @@ STAGES = (
 
 
 def wide(x: Tensor) -> Tensor:
-    """Convert to at least float32, in which boxes are computed.
-
-    Example:
-        >>> wide(torch.zeros(1, dtype=torch.bfloat16)).dtype, wide(torch.zeros(1, dtype=torch.float64)).dtype
-        (torch.float32, torch.float64)
-    """
+    """Convert to at least float32, in which boxes are computed."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -76,6 +71,7 @@ class RoIs(RoIHeads):
         for one in found:
             masks = one["masks"]  # (n, 1, 28, 28); the mean is 0 where no probability is high enough
             inside = masks > self.maskness
+            # The mean over the pixels that count, one at least.
             mean = (masks * inside).sum((1, 2, 3)) / inside.sum((1, 2, 3)).clamp_min(1)
             rescored.append({**one, "scores": one["scores"] * mean})
         return rescored
@@ -90,16 +86,12 @@ class RoIs(RoIHeads):
         return [one[0] for one in chosen], [one[1] for one in chosen], [one[2] for one in chosen]
 
     def choose(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the detections of one image.
+        """Select the detections of one image: boxes (n, 4), scores (n,), the highest first, and labels (n,) from 1.
 
-        Args:
-            boxes: (R, K + 1, 4) of R proposals for every class, background first, or (R, 1, 4) for all of them.
-            scores: (R, K + 1).
-            size: height and width of the image, to which boxes are clipped.
-
-        Returns:
-            Boxes (n, 4), scores (n,), the highest first, and labels (n,) from 1.
+        ``boxes`` are (R, K + 1, 4) of R proposals for every class, background first, or (R, 1, 4) for all of them,
+        ``scores`` (R, K + 1); boxes are clipped to the image's ``size``.
         """
+        # One box per proposal and class, without the background: a proposal may be found as several classes.
         boxes = clip_boxes_to_image(boxes, size).expand(-1, scores.shape[1], -1)[:, 1:].reshape(-1, 4)
         labels = torch.arange(1, scores.shape[1], device=scores.device).expand(len(scores), -1).reshape(-1)
         scores = scores[:, 1:].reshape(-1)
@@ -134,16 +126,8 @@ def soft_nms(
 ) -> tuple[Tensor, Tensor]:
     """Select boxes in turn, the best first; each multiplies the scores of overlapping boxes of its class by 1 - IoU.
 
-    Args:
-        boxes: (n, 4).
-        scores: (n,).
-        labels: (n,).
-        overlap: IoU above which scores are lowered.
-        least: scores at or below this end the selection.
-        most: largest number of boxes.
-
-    Returns:
-        Indices (m,) of the selected boxes in order, and the lowered scores (n,).
+    Scores are lowered above an IoU of ``overlap``; those at or below ``least`` end the selection, as do ``most`` boxes.
+    Returns the indices (m,) of the selected boxes in order, and the lowered scores (n,).
 
     Example:
         >>> boxes = torch.tensor([[0.0, 0, 10, 10], [0.0, 0, 10, 8], [20.0, 20, 30, 30]])
@@ -156,6 +140,7 @@ def soft_nms(
     while len(kept) < most and len(waiting) and float(waiting.max()) > least:
         best = int(waiting.argmax())
         kept.append(best)
+        # Selected boxes are below every threshold, and are lowered no more.
         waiting[best] = -1.0
         shared = box_iou(boxes[best : best + 1], boxes)[0] * (labels == labels[best])
         lowered = torch.where((shared > overlap) & (waiting >= 0), 1.0 - shared, 1.0)
@@ -190,6 +175,7 @@ class CascadeRoIs(RoIs):
         found, total = [], torch.zeros(())
         for stage in range(len(STAGES)):
             logits, deltas = self.predict(stage, features, proposals, image_shapes)
+            # Every stage votes on the class, on boxes that get better.
             total = total.to(logits) + logits.softmax(-1)
             proposals = self.refined(stage, deltas, proposals, image_shapes)
         counts = [len(boxes) for boxes in proposals]
@@ -223,6 +209,7 @@ class CascadeRoIs(RoIs):
             of_class, of_box = fastrcnn_loss(logits, every, labels, wanted)
             classes.append(of_class)
             boxes.append(of_box)
+            # Boxes of the next stage are given, not learned through.
             proposals = self.refined(stage, deltas.detach(), proposals, image_shapes)
             proposals = [found[remove_small_boxes(found, min_size=1e-2)] for found in proposals]
         losses = {"loss_classifier": torch.stack(classes).sum(), "loss_box_reg": torch.stack(boxes).sum()}
@@ -243,6 +230,7 @@ class CascadeRoIs(RoIs):
         """Logits (R, K + 1) and box changes (R, 4) of one stage."""
         read = self.box_roi_pool(features, proposals, image_shapes)
         share = 1.0 / len(STAGES)
+        # The value stays and the gradient is divided: three stages would push the backbone three times as hard.
         read = share * read + (1.0 - share) * read.detach()
         logits, deltas = self.box_predictors[stage](self.box_heads[stage](read))
         return wide(logits), wide(deltas)
@@ -258,6 +246,7 @@ class CascadeRoIs(RoIs):
         self, stage: int, proposals: list[Tensor], targets: Found
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """The refined proposals with their target labels and box changes, by the overlap of this stage."""
+        # torchvision's method reads the matcher from the module: this stage's takes its place for the call.
         self.proposal_matcher, before = self.matchers[stage], self.proposal_matcher
         objects = [target["boxes"].to(proposals[0].dtype) for target in targets]
         matched, labels = self.assign_targets_to_proposals(proposals, objects, [one["labels"] for one in targets])

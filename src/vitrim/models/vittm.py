@@ -10,9 +10,9 @@ memory, are processed, and write back:
     m = fuse(Write(source=p, target=m), m)
     m = MemoryBlock(m)                 the identity, or m + MLP(LN(m))
 
-Both streams come from the same image, each with its own patch size: names have those of process and memory, in this
-order, as in the paper. The classifier of the memory predicts; training adds the loss of a second one, on the process
-tokens (`vitrim.models.streams.objective`). `vitrim.models.vittm_parts` has the alternatives for each part.
+Both streams come from the same image, each with its own patch size; names have those of process and memory, in this
+order. The classifier of the memory predicts; training adds the loss of a second one, on the process tokens
+(`vitrim.models.streams.objective`). `vitrim.models.vittm_parts` has the alternatives for each part.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class ViTTMLayer(nn.Module):
         """Update memory (B, N, C) and process tokens (B, M, C)."""
         memory, process = self.read_norm(memory), self.read_norm(process)
         process = self.block(read_fusion(drop(self.read(memory, process)), process))
+        # Normed streams go on: as published, there is no residual around the norm.
         memory, process = self.write_norm(memory), self.write_norm(process)
         return self.memory_block(write_fusion(drop(self.write(process, memory)), memory)), process
 
@@ -79,7 +80,6 @@ class ViTTM(TwoStreamClassifier):
     token_learner heads and add_erase fusion, which are for one number of tokens.
 
     Args:
-        img_size: height and width, or one number for both, of the position tables.
         process_patch_size, memory_patch_size: side of the patches of each stream, in pixels; they divide ``img_size``.
         global_pool: only ``avg``.
         read_write: a key of `HEADS`.
@@ -87,12 +87,9 @@ class ViTTM(TwoStreamClassifier):
         latent_scale: C over the channels of queries and keys of the heads ("latent size scale").
         memory_mlp: an MLP on the memory in every layer.
         read_write_drop_path: stochastic depth of reads and writes (the published segmentation model).
-        others: as in timm's `VisionTransformer`.
 
     Example:
         >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=4, embed_dim=32, depth=1, num_heads=2)
-        >>> model(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 1000])
         >>> [stream.shape[1] for stream in model.forward_features(torch.zeros(2, 3, 32, 32))]
         [64, 16]
     """
@@ -183,21 +180,12 @@ class ViTTM(TwoStreamClassifier):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Compute feature maps after some layers, for dense prediction and timm's ``features_only=True``.
+        """Compute feature maps after some layers, for dense prediction and timm's ``features_only=True``, whose
+        arguments it has.
 
         Where both streams have the same grid, a map has process and memory channels in that order (B, 2C, H', W'); else
-        only the process stream (B, C, H', W').
-
-        Args:
-            x: (B, 3, H, W) images.
-            indices: layers, as in timm: an int n for the last n, None for all.
-            norm: apply the final LayerNorm to the process tokens of every map; the published code does not.
-            stop_early: skip the layers after the last requested one.
-            output_fmt: ``NCHW`` maps, or ``NLC`` tokens.
-            intermediates_only: return only the list.
-
-        Returns:
-            The list of maps, or the result of `forward_features` and that list.
+        only the process stream (B, C, H', W'). ``norm`` applies the final LayerNorm to the process tokens of every map;
+        the published code does not.
         """
         check_known("output format", output_fmt, ("NCHW", "NLC"))
         take, last = feature_take_indices(len(self.layers), indices)
@@ -208,6 +196,7 @@ class ViTTM(TwoStreamClassifier):
             memory, process = self.run_layer(layer, memory, process)
             if index in take:
                 tokens = self.process_norm(process) if norm else process
+                # The two streams lie on one grid if their patches are of one size: their channels are put side by side.
                 maps.append(torch.cat((tokens, memory), -1) if memory_grid == process_grid else tokens)
         if output_fmt == "NCHW":
             maps = [tokens.transpose(1, 2).unflatten(2, process_grid).contiguous() for tokens in maps]
@@ -221,18 +210,11 @@ class ViTTM(TwoStreamClassifier):
 
         An output projection in every linear head; class token, position table and (unless the memory uses it) patch
         embedding of the ViT-*/16 that its model class inherits from.
-
-        Example:
-            >>> import timm
-            >>> with torch.device("meta"):
-            ...     model = timm.create_model("vittm_small_28_28")
-            >>> params = sum(parameter.numel() for parameter in model.parameters())
-            >>> params, params + model.published_unused_params
-            (29262800, 33182288)
         """
         dim, patch = self.embed_dim, PUBLISHED_PATCH
         heads = sum(isinstance(module, LinearHead) for module in self.modules())
         rows = 1 + (self.img_size[0] // patch) * (self.img_size[1] // patch)
+        # The base class's embedding is used where the memory has its patch size.
         embed = 0 if self.embed.patch_sizes[0] == patch else (self.in_chans * patch * patch + 1) * dim
         return heads * (dim * dim + dim) + (1 + rows) * dim + embed
 
@@ -259,14 +241,8 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[st
     """Fit a checkpoint of the authors' code, or of this class, to ``model``.
 
     Renames weights, drops unused ones (`unused_names` lists them), joins keys and values and, for equal patch sizes,
-    both patch embeddings, and resamples position tables to the model's image size. Unknown weights keep their names, so
-    that loading reports them.
-
-    Example:
-        >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
-        >>> state = checkpoint_filter_fn({"state_dict": model.state_dict()}, model)
-        >>> model.load_state_dict(state)
-        <All keys matched successfully>
+    both patch embeddings, and resamples position tables. Unknown weights keep their names, so that loading reports
+    them.
     """
     state = unwrapped(state_dict)
     if any(name.startswith("process_embedder.") for name in state):
@@ -280,11 +256,6 @@ def unused_names(state_dict: Mapping[str, Any], model: ViTTM) -> list[str]:
     """Names of the weights in an authors' checkpoint that their code never uses, in its order.
 
     Excludes the patch embedding that is stored under two names where memory uses the one of the code's base class.
-
-    Example:
-        >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
-        >>> unused_names({"cls_token": torch.zeros(1, 1, 32), "head.bias": torch.zeros(9)}, model)
-        ['cls_token']
     """
     state = unwrapped(state_dict)
     pattern = r"cls_token|pos_embed"

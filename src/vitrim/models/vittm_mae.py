@@ -1,12 +1,7 @@
-"""Pre-training of ViTTM by masked autoencoding (MAE) of both streams.
+"""Pre-training of ViTTM by masked autoencoding (MAE) of both streams; `MaskedViTTM.encoder` is then fine-tuned.
 
 Most patches of each stream are masked; the encoder sees the rest of both, and a small decoder per stream predicts the
 pixels of the masked patches from the tokens of its stream.
-
-    model = MaskedViTTM(timm.create_model("vittm_base_28_28"))
-    losses = model.objective(images, *model.random_masks(len(images)))
-    losses["total"].backward()
-    model.encoder                      # the ViTTM, for fine-tuning
 """
 
 from __future__ import annotations
@@ -41,16 +36,9 @@ class StreamMask(NamedTuple):
 
 
 def random_mask(batch: int, num_patches: int, ratio: float = MASK_RATIO) -> StreamMask:
-    """Mask a random share of the patches, drawn for every image.
+    """Mask a share ``ratio`` in (0, 1) of the patches, drawn for every image of a ``batch``.
 
-    Args:
-        batch: images B.
-        num_patches: patches N of the stream.
-        ratio: share to mask, in (0, 1), at least one patch; the number kept is rounded down, but at least 1.
-
-    Example:
-        >>> [part.shape for part in random_mask(2, 64)]
-        [torch.Size([2, 16]), torch.Size([2, 48])]
+    The number kept is rounded down, but at least 1; at least one is masked.
     """
     kept = max(int(num_patches * (1 - ratio)), 1)
     if not 0 < ratio < 1 or kept == num_patches:
@@ -60,21 +48,13 @@ def random_mask(batch: int, num_patches: int, ratio: float = MASK_RATIO) -> Stre
 
 
 def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]) -> StreamMask:
-    """Mask the same areas of the image on a finer grid.
-
-    Args:
-        mask: of a stream with ``grid``.
-        grid: its rows and columns of patches.
-        finer: rows and columns of the other stream, multiples of ``grid``; `VitrimError` if not.
-
-    Example:
-        >>> matched_mask(StreamMask(torch.tensor([[1]]), torch.tensor([[0]])), (1, 2), (2, 4))
-        StreamMask(kept=tensor([[2, 3, 6, 7]]), masked=tensor([[0, 1, 4, 5]]))
-    """
+    """Mask the same areas of the image on a ``finer`` grid, whose rows and columns are multiples of the ``grid``'s."""
     if finer[0] % grid[0] or finer[1] % grid[1]:
         raise VitrimError(f"masks of a {grid} grid cannot be matched on {finer}, which is not a multiple of it")
     hidden = torch.zeros(mask.kept.shape[0], grid[0] * grid[1], device=mask.kept.device).scatter_(1, mask.masked, 1.0)
+    # A masked patch of the coarse grid masks all fine ones in its area.
     hidden = F.interpolate(hidden.unflatten(1, grid).unsqueeze(1), size=finer, mode="nearest").flatten(1)
+    # A stable order: the kept patches come first, both kinds in raster order.
     order = hidden.argsort(dim=1, stable=True)
     number = mask.kept.shape[1] * finer[0] * finer[1] // (grid[0] * grid[1])
     return StreamMask(order[:, :number], order[:, number:])
@@ -95,14 +75,7 @@ def pixels(images: Tensor, patch_size: int) -> Tensor:
 
 
 class StreamDecoder(nn.Module):
-    """Predict the masked patches of one stream from the tokens of the kept ones.
-
-    Args:
-        dim: channels C of the encoder.
-        num_patches: patches N of the stream.
-        num_pixels: pixels of a patch times channels.
-        decoder_dim, depth, num_heads: channels, blocks and attention heads of the decoder.
-    """
+    """Predict the masked patches of one stream from the tokens of the kept ones."""
 
     def __init__(
         self, dim: int, num_patches: int, num_pixels: int, decoder_dim: int, depth: int, num_heads: int
@@ -118,6 +91,7 @@ class StreamDecoder(nn.Module):
 
     def forward(self, kept: Tensor, mask: StreamMask, mask_token: Tensor) -> Tensor:
         """Predict the pixels (B, N - K, p * p * 3) of the masked patches from the tokens (B, K, C) of the kept ones."""
+        # Kept patches, then a mask token for each masked one; positions follow in the same order.
         tokens = torch.cat((self.embed(kept), mask_token.expand(*mask.masked.shape, -1)), dim=1)
         tokens = self.blocks(tokens + gather(self.pos, torch.cat(mask, dim=1)))
         return self.pred(self.norm(tokens[:, kept.shape[1] :]))  # type: ignore[no-any-return]
@@ -128,8 +102,7 @@ class MaskedViTTM(nn.Module):
 
     Args:
         encoder: for the image size of the training, without token_learner heads and add_erase fusion, which need all
-            tokens of an image.
-        decoder_dim, decoder_depth, decoder_num_heads: channels, blocks and attention heads of the decoders.
+            tokens.
         normalise: predict pixels normalised per patch (unbiased variance, + 1e-6).
         num_classes: of the data, for the training loop; not learned.
 
@@ -237,12 +210,6 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> d
     """Rename the weights of a checkpoint of the authors' code, or of this class, for ``model``.
 
     Drops weights that the published encoder never uses. Decoders keep their image size.
-
-    Example:
-        >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
-        >>> model = MaskedViTTM(encoder, decoder_dim=16, decoder_depth=1, decoder_num_heads=2)
-        >>> sorted(checkpoint_filter_fn(model.state_dict(), model)) == sorted(model.state_dict())
-        True
     """
     state = unwrapped(state_dict)
     encoder = {name.removeprefix("encoder."): value for name, value in state.items() if name.startswith("encoder.")}
@@ -253,16 +220,7 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> d
 
 @register_model
 def vittm_base_28_28_mae(pretrained: bool = False, num_classes: int = 0, **kwargs: Any) -> MaskedViTTM:
-    """ViTTM-B(28,28) and a decoder per stream, for pre-training by `MaskedViTTM.losses`.
-
-    Args:
-        pretrained: refused by timm, since there are no weights.
-        num_classes: see `MaskedViTTM`.
-        **kwargs: of the encoder, e.g. ``img_size``.
-
-    Example:
-        >>> model = vittm_base_28_28_mae(embed_dim=48, num_heads=2, depth=1, img_size=56)
-        >>> model.encoder.embed_dim, model.encoder.num_classes
-        (48, 0)
+    """ViTTM-B(28,28) and a decoder per stream, for pre-training by `MaskedViTTM.losses`; ``kwargs`` are the
+    encoder's.
     """
     return MaskedViTTM(vittm_base_28_28(pretrained, num_classes=0, **kwargs), num_classes=num_classes)

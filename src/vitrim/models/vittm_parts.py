@@ -25,8 +25,7 @@ LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
 class StreamEmbed(nn.Module):
     """Embed the patches of one image as the tokens of both streams, with learned positions.
 
-    With equal patch sizes one convolution makes both streams (memory in its first C outputs). `VitrimError` for images
-    that do not divide into patches.
+    With equal patch sizes one convolution makes both streams (memory in its first C outputs).
     """
 
     def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
@@ -34,6 +33,7 @@ class StreamEmbed(nn.Module):
         self.patch_sizes = memory_patch, process_patch
         self.grids = tuple(grid_of(img_size, patch) for patch in self.patch_sizes)
         self.shared = process_patch == memory_patch
+        # Equal patches are cut once: one convolution with twice the channels makes both streams.
         widths = {memory_patch: 2 * dim} if self.shared else dict.fromkeys(self.patch_sizes, dim)
         self.patches = nn.ModuleList(
             PatchEmbed(img_size, patch, in_chans, width, strict_img_size=False) for patch, width in widths.items()
@@ -65,11 +65,8 @@ class StreamEmbed(nn.Module):
 class ReadWriteHead(Exchange):
     """Base class of modules by which ``target`` tokens read from ``source`` tokens.
 
-    Args:
-        dim: channels C of both streams.
-        num_heads: attention heads H.
-        latent_dim: channels L of keys and queries (or latents).
-        num_target: target tokens at the model's own image size.
+    ``latent_dim`` are the channels L of keys and queries (or latents), ``num_target`` the target tokens at the model's
+    own image size.
     """
 
     fixed_length = False
@@ -120,6 +117,7 @@ class LinearHead(AttentionHead):
         return F.elu(q) + 1, F.elu(k) + 1, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # Keys and values are summed over tokens first: the cost is linear in their number.
         weight = q @ k.sum(-2).unsqueeze(-1) + self.epsilon  # (B, H, M, 1)
         return (q / weight) @ (k.transpose(-2, -1) @ v)
 

@@ -32,6 +32,7 @@ class _InWindows:
         grid, side = (x.shape[1], x.shape[2]), self.window_size
         if not side:
             return forward(x.flatten(1, 2), **given).unflatten(1, grid)  # type: ignore[no-any-return]
+        # Pads at right and bottom to whole windows; attention reads the padding, as in ViTDet.
         windows, whole = window_partition(x, side)
         out = forward(windows.flatten(1, 2), **given).unflatten(1, (side, side))
         return window_unpartition(out, side, grid, whole)
@@ -87,10 +88,8 @@ ATTENTIONS: dict[type[nn.Module], type[nn.Module]] = {
 def windowed(model: nn.Module, window_size: int, global_blocks: Collection[int]) -> nn.Module:
     """Give the blocks of a plain ViT, or EVA, windows in place. Removes prefix tokens; other parameters and names stay.
 
-    Args:
-        model: of timm, without a head, for images of any size; `UnsupportedModelError` for others.
-        window_size: patches of a window a side.
-        global_blocks: numbers of existing blocks that attend across windows, from 1 as in the papers.
+    ``model`` is of timm, without a head, for images of any size; `UnsupportedModelError` for others. ``global_blocks``
+    are those that attend across windows, from 1 as in the papers.
 
     Example:
         >>> import timm, torch
@@ -116,6 +115,7 @@ def windowed(model: nn.Module, window_size: int, global_blocks: Collection[int])
     wrong = [one for one in global_blocks if not 1 <= one <= depth]
     if wrong:
         raise VitrimError(f"global_blocks: {wrong[0]} is no block of a model of {depth}; the first is 1")
+    # The table begins with rows of the prefix tokens, which go with them.
     if own.pos_embed is not None and not own.no_embed_class:
         own.pos_embed = nn.Parameter(own.pos_embed.detach()[:, own.num_prefix_tokens :].clone())
     own.cls_token = own.reg_token = None

@@ -19,20 +19,14 @@ LEAST = 1e-6
 def relevance(images: Tensor, text: Tensor, opposed: bool = False) -> Tensor:
     """(B, N) mean cosine of every token of ``images`` (B, N, C) with all rows of ``text`` (M, C).
 
-    Args:
-        opposed: negate it, as released: CLIP's patches are opposite to their texts.
+    ``opposed`` negates it, as released: CLIP's patches are opposite to their texts.
     """
     mean = (unit_rows(images, LEAST**2) @ unit_rows(text, LEAST**2).to(images.device).T).mean(dim=2)
     return -mean if opposed else mean
 
 
 def scaled(values: Tensor, batch: bool = False) -> Tensor:
-    """Scale ``values`` (B, N) to between nearly 0 and 1, per image, or as released over the ``batch``.
-
-    Example:
-        >>> scaled(torch.tensor([[1.0, 1.0]]))  # where all are equal they count as 1
-        tensor([[1., 1.]])
-    """
+    """Scale ``values`` (B, N) to between nearly 0 and 1, per image, or as released over the ``batch``."""
     low, high = (
         (values.amin(), values.amax()) if batch else (values.amin(1, keepdim=True), values.amax(1, keepdim=True))
     )
@@ -42,15 +36,11 @@ def scaled(values: Tensor, batch: bool = False) -> Tensor:
 
 @torch.no_grad()
 def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
-    """(B, T) tokens in the order of selection: each maximises the determinant of the kernel diag(w) cos(x, x) diag(w).
+    """(B, T) tokens of ``features`` (B, N, D) in the order of selection: each maximises the determinant of the kernel
+    diag(w) cos(x, x) diag(w), with ``weights`` w (B, N).
 
     A pick costs T N, by a growing Cholesky factor. Where no token adds anything (duplicates, zeros, more than D), the
     most relevant of the rest follow; the release repeats one.
-
-    Args:
-        features: (B, N, D).
-        weights: (B, N) w.
-        count: T, at most N.
     """
     batch, total, _ = features.shape
     normed = unit_rows(features)
@@ -69,14 +59,17 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
         pick = first_largest(gain)
         best = gain.gather(1, pick)
         place, before = pick[:, 0], factor[:, :number]
+        # A row of the Cholesky factor: the kernel's row of the pick, less what earlier picks explain.
         row = torch.baddbmm(kernel[images, place][:, None], before[images, :, place][:, None], before, alpha=-1)
         torch.div(row[:, 0], best.clamp(min=least).sqrt(), out=factor[:, number])
+        # The gain of a token is its squared distance to the span of the picks; a picked one gains nothing.
         gain.addcmul_(factor[:, number], factor[:, number], value=-1).scatter_(1, pick, -torch.inf)
         picked.append(pick)
         useful.append(best > 0)
     order, valid = torch.cat(picked, dim=1), torch.cat(useful, dim=1)
     if bool(valid.all()):
         return order
+    # Images differ in the number of useful picks: each is filled up by its most relevant others.
     rank = weights.clone()
     for image, own in enumerate(valid):
         rank[image, order[image, own]] = -torch.inf
@@ -125,6 +118,7 @@ class CDPruner(Selector):
         weights = features.new_ones(features.shape[:2], dtype=dtype)
         if self.text == "prompt" and seen.text is not None and all(len(words) for words in seen.text):
             rows = [relevance(own[None], words, self.opposed) for own, words in zip(features, seen.text, strict=True)]
+            # Prompts without text have no relevance: then every token weighs the same.
             weights = scaled(torch.cat(rows), self.batch)
             if self.weights == "exponential":
                 weights = (weights * (self.theta / (2 * (1 - self.theta)))).exp()

@@ -21,16 +21,10 @@ def strongest(embeddings: Tensor, count: int) -> Tensor:
 
 
 def least_like_pivots(features: Tensor, text: Tensor | None, count: int, pivots: int) -> Tensor:
-    """(T,) kept tokens of one image, in raster order.
+    """(T,) kept tokens of one image ``features`` (N, D), in raster order.
 
-    Keeps the strongest tokens of the image as pivots. Then each of them and of the text pivots, in this order, adds its
-    share of the remaining count: the tokens of smallest cosine with it.
-
-    Args:
-        features: (N, D).
-        text: (n, D) text pivots, or None.
-        count: T, at most N.
-        pivots: of the image.
+    Keeps the strongest ``pivots`` tokens of the image. Then each of them and of the ``text`` pivots (n, D), in this
+    order, adds its share of the remaining count: the tokens of smallest cosine with it.
     """
     x = features.to(decision_dtype(features.dtype))
     own = strongest(x, min(pivots, count))
@@ -41,6 +35,7 @@ def least_like_pivots(features: Tensor, text: Tensor | None, count: int, pivots:
     taken[own] = True
     left = count - len(own)
     for number, row in enumerate(cosine):
+        # The remaining count over the remaining pivots, rounded up: the first ones take the remainder.
         share = -(-left // (len(cosine) - number))
         if share <= 0:
             break
@@ -80,6 +75,7 @@ class Dart(Selector):
             if seen.text is not None and self.text_pivots:
                 text = seen.text[place]
                 text = text[strongest(text, self.text_pivots)]
+            # Without any pivot nothing could be chosen.
             pivots = max(self.pivots, 1) if text is None or not len(text) else self.pivots
             found.append(Choice(least_like_pivots(features, text, budget, pivots)))
         return found

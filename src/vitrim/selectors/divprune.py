@@ -11,14 +11,11 @@ from vitrim.core.selection import Choice, Seen, Selector, first_largest, unit_ro
 
 @torch.no_grad()
 def farthest_first(features: Tensor, count: int) -> Tensor:
-    """(B, T) tokens in the order of selection: each the farthest from those before, by 1 - cosine.
+    """(B, T) tokens of ``features`` (B, N, D) in the order of selection: each the farthest from those before, by 1 -
+    cosine.
 
     The first is the token whose nearest neighbour is farthest. A running minimum makes a pick cost N comparisons.
     Unlike in the release, duplicates cannot be selected twice. Zero tokens have no cosine and come last.
-
-    Args:
-        features: (B, N, D).
-        count: T, at most N.
     """
     normed = unit_rows(features)
     cosine = normed @ normed.transpose(1, 2)
@@ -32,6 +29,7 @@ def farthest_first(features: Tensor, count: int) -> Tensor:
     for _ in range(count - 1):
         pick = first_largest(nearest)
         picked.append(pick)
+        # The distance to the nearest pick so far; picks themselves stay at minus infinity.
         nearest = torch.minimum(nearest, distance[images, pick[:, 0]])
     return torch.cat(picked, dim=1)
 

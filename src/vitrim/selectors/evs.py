@@ -17,6 +17,7 @@ FIRST = 255.0
 
 def change(features: Tensor, frames: int) -> Tensor:
     """(B, N) 1 - cosine of every token of ``features`` (B, N, D) with that at its place in the frame before."""
+    # By frame, so that a token and its predecessor have the same index.
     x = unit_rows(features.unflatten(1, (frames, -1)), 1e-8)
     moved = 1 - (x[:, 1:] * x[:, :-1]).sum(dim=-1)
     return torch.cat([torch.full_like(x[:, :1, :, 0], FIRST), moved], dim=1).flatten(1)

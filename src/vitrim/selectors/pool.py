@@ -17,10 +17,6 @@ def nearest_rectangle(rows: int, columns: int, cells: int) -> tuple[int, int]:
     """Rows and columns of at most ``cells`` cells, nearest to those of the grid scaled to that area.
 
     Ties go to more cells, then to more rows.
-
-    Example:
-        >>> nearest_rectangle(24, 24, 64), nearest_rectangle(24, 24, 63)
-        ((8, 8), (8, 7))
     """
     scale = min(sqrt(cells / (rows * columns)), 1.0)
     fitting = [(r, c) for r in range(1, min(rows, cells) + 1) for c in range(1, min(columns, cells // r) + 1)]
@@ -29,12 +25,7 @@ def nearest_rectangle(rows: int, columns: int, cells: int) -> tuple[int, int]:
 
 
 def coarser(grid: FrameGrid, tokens: int) -> FrameGrid:
-    """The grid of at most ``tokens`` cells, equal in every frame; with more frames than tokens, frames join, too.
-
-    Example:
-        >>> coarser((1, 24, 24), 144), coarser((4, 6, 6), 36), coarser((4, 6, 6), 2)
-        ((1, 12, 12), (4, 3, 3), (2, 1, 1))
-    """
+    """The grid of at most ``tokens`` cells, equal in every frame; with more frames than tokens, frames join, too."""
     frames = min(grid[0], tokens)
     return (frames, *nearest_rectangle(grid[1], grid[2], tokens // frames))
 
@@ -47,6 +38,7 @@ def cells(grid: FrameGrid, coarse: FrameGrid) -> tuple[Tensor, Tensor]:
     cell, middle = torch.zeros(grid, dtype=torch.long), torch.zeros(coarse, dtype=torch.long)
     for axis, (fine, few) in enumerate(zip(grid, coarse, strict=True)):
         shape = [-1 if other == axis else 1 for other in range(3)]
+        # The cell of a line, rounded down: sides differ by at most one token.
         own = torch.arange(fine) * few // fine
         first = torch.searchsorted(own, torch.arange(few))
         centre = (first + torch.cat([first[1:], torch.tensor([fine])]) - 1) // 2
@@ -92,6 +84,7 @@ class Pool(Selector):
         own, middle = (places.to(x.device) for places in cells(fine, coarse))
         sizes = own.bincount(minlength=len(middle))
         wide = x.to(decision_dtype(x.dtype))
+        # In at least float32: a sum of many half-precision tokens loses its last digits.
         sums = wide.new_zeros(len(x), len(middle), x.shape[2]).index_add(1, own, wide)
         means = (sums / sizes[:, None].to(wide.dtype)).to(x.dtype)
         return [Choice(middle, tokens, merged=sizes > 1) for tokens in means]

@@ -17,12 +17,8 @@ NEIGHBOURS = 32
 
 
 class Merged(NamedTuple):
-    """The tokens of one image.
-
-    Attributes:
-        kept: (n,) places, by descending attention, then the added ones.
-        tokens: (n, D) in that order.
-        rest: (1, D) the token of the rest.
+    """The tokens of one image: (n,) places by descending attention, then the added ones; (n, D) tokens; (1, D) of the
+    rest.
     """
 
     kept: Tensor
@@ -33,9 +29,7 @@ class Merged(NamedTuple):
 def one_head_attention(query: Tensor, keys: Tensor) -> Tensor:
     """(B, N) attention of the class token, all heads side by side as one, without its own share.
 
-    Args:
-        query: (B, C) of the class token, without scale.
-        keys: (B, 1 + N, C), the class token's first.
+    ``query`` (B, C) is the class token's, without scale; ``keys`` (B, 1 + N, C) have the class token's first.
     """
     wide = decision_dtype(keys.dtype)
     logits = (keys.to(wide) @ query.to(wide)[:, :, None]).squeeze(2) * query.shape[1] ** -0.5
@@ -57,19 +51,13 @@ def merged(
     """Merge the tokens of one image into those with the largest attention.
 
     A kept token gets the sum of attention times token over the 32 others with the most similar keys: a small term as
-    released, where the sum is not divided by the attention.
-
-    Args:
-        features: (N, D).
-        attention: (N,).
-        keys: (N, C).
-        ratio: share of kept tokens, rounded down.
-        plus: add a regular sample of the others: PruMerge+.
-        count: number of kept tokens, instead of ``ratio``.
+    released, where the sum is not divided by the attention. Kept are a share ``ratio``, rounded down, or ``count``;
+    with ``plus`` also a regular sample of the others: PruMerge+.
     """
     total = len(features)
     number = min(int(total * ratio) if count is None else count, total)
     kept = descending(attention[None])[0, :number]
+    # The released step: a third of one over the ratio, rounded down twice.
     if plus and ratio > 0 and (step := int(int(1 / ratio) / 3)) > 0:
         sample = torch.arange(0, total - 1, step, device=kept.device)
         kept = torch.cat([kept, sample[~torch.isin(sample, kept)]])
@@ -94,8 +82,6 @@ class PruMerge(Selector):
         >>> import vitrim
         >>> vitrim.parse_selector("prumerge:tokens=41").count((24, 24))
         41
-        >>> vitrim.parse_selector("prumerge:plus=true").describe()
-        'prumerge:plus=true'
     """
 
     name = "prumerge"

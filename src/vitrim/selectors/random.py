@@ -11,12 +11,7 @@ from vitrim.core.selection import Choice, Seen, Selector
 
 
 def drawn(total: int, count: int, seed: int) -> Tensor:
-    """(``count``,) places below ``total``, ascending: a uniform draw without replacement, fixed by the seed.
-
-    Example:
-        >>> len(set(drawn(9, 4, seed=0).tolist()))
-        4
-    """
+    """(``count``,) places below ``total``, ascending: a uniform draw without replacement, fixed by the seed."""
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
 
 

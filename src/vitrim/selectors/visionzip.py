@@ -37,14 +37,9 @@ def zipped(scores: Tensor, keys: Tensor, features: Tensor, dominant: int, contex
     members, so about twice as long as a token, as published.
 
     Args:
-        scores: (B, N).
-        keys: (B, N, d), the mean over heads.
-        features: (B, N, D).
+        scores, keys, features: (B, N), (B, N, d) means over heads, (B, N, D).
         dominant: tokens by score, without a class token.
-        contextual: C.
-
-    Raises:
-        VitrimError: there are fewer others than contextual tokens.
+        contextual: C, at most the others.
     """
     batch, total = scores.shape
     kept = most_attended(scores, dominant)
@@ -57,9 +52,11 @@ def zipped(scores: Tensor, keys: Tensor, features: Tensor, dominant: int, contex
         return Zipped(kept, rest[:, :0], assign, features[:, :0])
     step = max(1, left // contextual)
     is_anchor = torch.zeros(left, dtype=torch.bool, device=rest.device)
+    # Anchors at steps from the first; what remains at the end is no anchor.
     is_anchor[: step * contextual : step] = True
     metric = unit_rows(keys.gather(1, rest[:, :, None].expand(-1, -1, keys.shape[2])))
     near = (metric @ metric[:, is_anchor].transpose(1, 2)).max(dim=2).indices  # (B, left)
+    # An anchor is its own nearest, whatever rounding says.
     near[:, is_anchor] = torch.arange(contextual, device=rest.device)
     anchors, members = rest[:, is_anchor], rest[:, ~is_anchor]
     assign = assign.scatter(1, rest, near)

@@ -22,15 +22,9 @@ def important_and_diverse(
 ) -> tuple[Tensor, Tensor]:
     """(B, T) kept tokens, in raster order, and (B, t) the important ones among them, by descending score.
 
-    Of the others, by score, every second one is compared with those between, and the eight most similar ones are
-    dropped, round by round. Deviation where the release fails: if an odd number remains, one more is important, and a
-    round drops at most half.
-
-    Args:
-        scores: (B, N).
-        features: (B, N, D).
-        tokens: T.
-        important_ratio: share of T selected by score, rounded down.
+    ``scores`` (B, N) select the share ``important_ratio`` of T, rounded down. Of the others, by score, every second one
+    is compared with those between, and the eight most similar ones are dropped, round by round. Deviation where the
+    release fails: if an odd number remains, one more is important, and a round drops at most half.
     """
     total = scores.shape[1]
     tokens = min(tokens, total)
@@ -52,9 +46,7 @@ def important_and_diverse(
 def diverse(alike: Tensor, tokens: int) -> Tensor:
     """(B, T) places of the tokens that remain after the rounds of `important_and_diverse`.
 
-    Args:
-        alike: (B, S, S) cosines, the first row of the token with the highest score.
-        tokens: T, from 1 to S.
+    ``alike`` (B, S, S) are cosines, the first row of the token with the highest score.
     """
     if compiled.suit(alike[:1, :1]):  # for any size: rounds depend on each other
         left = torch.empty(len(alike), tokens, dtype=torch.int64)

@@ -10,22 +10,12 @@ __all__ = ["Task", "make_task", "register_task", "tasks"]
 
 
 def tasks() -> dict[str, type[Task]]:
-    """The tasks by name, sorted.
-
-    Example:
-        >>> list(tasks())
-        ['classification', 'detection', 'embedding', 'instances', 'multilabel', 'segmentation', 'zero_shot']
-    """
+    """The tasks by name, sorted."""
     discover(__name__)
     return dict(sorted(TASKS.items()))
 
 
 def make_task(name: str, num_classes: int) -> Task:
-    """The task ``name`` for data of ``num_classes`` classes; `VitrimError` for an unknown name.
-
-    Example:
-        >>> make_task("classification", 10).selects_by
-        'top1'
-    """
+    """The task ``name`` for data of ``num_classes`` classes; `VitrimError` for an unknown name."""
     check_known("task", name, tasks())
     return tasks()[name](num_classes)

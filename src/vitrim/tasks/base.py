@@ -32,9 +32,6 @@ TASKS: dict[str, type[Task]] = {}
 class Task(ABC):
     """A kind of problem. To add one, subclass it in a new file of ``tasks/`` under `register_task`.
 
-    Args:
-        num_classes: K of the data.
-
     Attributes:
         name: value of a recipe's ``task``.
         selects_by: metric that selects a model; higher is better.
@@ -50,8 +47,7 @@ class Task(ABC):
         embeds: predictions come from the model's embeddings, by `of_embedding`.
         by_windows: images can be evaluated by a protocol of windows and scales.
         query_per_patch: `auxiliary` needs an output per patch; otherwise one per image.
-        protocol: how images are evaluated; may be replaced.
-        unpadded: a model sees each image in its own size and shape; may be replaced.
+        protocol, unpadded: how images are evaluated, and if each keeps its own size and shape; may be replaced.
         columns: places of the logits that are read, in the order of the classes; None: all.
         places: after `meet`, the model's class of each of the data's; None: they have the same numbers.
     """
@@ -89,9 +85,9 @@ class Task(ABC):
     def mixer(self, mix: Mix) -> Mixup | None:
         """timm's mixup and cutmix of a recipe, or None; `VitrimError` if the task does not mix.
 
-        Maps images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K) for several
-        labels, to mixed images and (B, K) targets. Draws from numpy's global stream. The criterion smooths labels:
-        mixing and smoothing are linear, so their order does not matter.
+        Maps images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K), to mixed images
+        and (B, K) targets. Draws from numpy's global stream. The criterion smooths labels: mixing and smoothing are
+        linear, so their order does not matter.
         """
         if not mix.on:
             return None
@@ -140,14 +136,14 @@ class Task(ABC):
         self.protocol = protocol
 
     def meet(self, places: list[int] | None) -> None:
-        """Read predictions of a model that may come from elsewhere: the data's classes become the first ones, and the
-        model's others follow or are dropped.
+        """Read predictions of a model that may come from elsewhere: the data's classes become the first ones.
 
-        Args:
-            places: the model's class of each of the data's (`vitrim.tasks.classes.places_of`); None: the same numbers.
+        ``places`` has the model's class of each of the data's (`places_of`), None for the same numbers. The model's
+        other classes follow or are dropped.
         """
         self.places = places
         if places is not None and self.other_classes:
+            # A classifier that answers with a class of its own is wrong: those columns must stay in the race.
             self.columns = [*places, *sorted(set(range(self.num_classes)).difference(places))]
         elif places is not None:
             self.columns, self.num_classes = places, len(places)
@@ -183,6 +179,7 @@ class Task(ABC):
     def fit_head(self, model: nn.Module) -> None:
         """Give the model a head for K classes, unless it has one; `VitrimError` if its head cannot be replaced."""
         library = ask(model)
+        # A head of the right size may be trained already.
         if library.num_classes(model) != self.num_classes:
             library.reset_head(model, self.num_classes)
 

@@ -1,8 +1,8 @@
 """The classes of a model by name, and which of them the classes of data are: one rule for everything with labels.
 
-A class goes by several names. ImageNet's are WordNet ids (n02099601) and synonyms (tench, Tinca tinca), libraries
-choose others (crane bird), and people shorten them for their folders. `places_of` finds the model's class of each of
-the data's, or refuses: a label that counts for another class makes every score wrong, and nothing else would show it.
+A class goes by several names: ImageNet's WordNet ids (n02099601) and synonyms (tench, Tinca tinca), those of other
+libraries (crane bird), and what people call their folders. `places_of` finds the model's class of each of the data's,
+or refuses: a label that counts for another class makes every score wrong, and nothing else would show it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ class Name:
         Example:
             >>> Name.of("n02099601-golden_retriever")
             Name(given='n02099601-golden_retriever', id='n02099601', whole=('golden_retriever', 'golden retriever'))
-            >>> Name.of("cat")
-            Name(given='cat', id=None, whole=('cat',))
         """
         found = WORDNET.fullmatch(given)
         if found is None:
@@ -85,6 +83,7 @@ class Name:
 
 Keys = Callable[[Name], Iterable[str | None]]
 
+# From exact to loose: a name that matches exactly must not lose its class to a likeness.
 TIERS: tuple[tuple[Keys, Keys], ...] = (
     # 'Cardigan' is a dog of ImageNet and 'cardigan' a garment, but folders may be written as one likes
     (lambda name: (name.given,), lambda name: () if name.id else (name.given,)),
@@ -111,12 +110,7 @@ def written(name: str) -> str:
 
 
 def spelling(name: str) -> str:
-    """A name as `written`, in lower case.
-
-    Example:
-        >>> spelling("Traffic_Light "), spelling("traffic light")
-        ('traffic light', 'traffic light')
-    """
+    """A name as `written`, in lower case."""
     return written(name).casefold()
 
 
@@ -124,14 +118,11 @@ def spelling(name: str) -> str:
 
 
 def names_of(known: Sequence[str] | None, count: int | None) -> list[Name] | None:
-    """The names of a model's ``count`` classes: ``known`` from its library, and ImageNet's if the model has as many and
-    none that differ.
+    """The names of a model's ``count`` classes: ``known`` from its library, and ImageNet's if as many and none differ.
 
     Example:
         >>> names_of(None, 1000)[1]
         Name(given='goldfish', id='n01443537', whole=('goldfish, Carassius auratus',))
-        >>> names_of(None, 2) is None
-        True
     """
     if known is not None and count and len(known) != count:
         known = None  # of an earlier head
@@ -139,6 +130,7 @@ def names_of(known: Sequence[str] | None, count: int | None) -> list[Name] | Non
     imagenet = _imagenet(len(own) if own is not None else count or 0)
     if own is None or imagenet is None:
         return own if imagenet is None else list(imagenet)
+    # The same number of classes is no proof: a thousand of other things keep their own names.
     pairs = list(zip(own, imagenet, strict=True))
     if sum(_shares(one, other) for one, other in pairs) < ALIKE * len(pairs):
         return own
@@ -150,13 +142,8 @@ def class_names(
 ) -> list[str] | None:
     """The names of a classifier's classes, for people to read: its own, ImageNet's, or else ``others`` if as many.
 
-    Args:
-        known: the names that its library gives; None if it has none.
-        count: the number of its classes.
-        others: names of the data's classes. If none is ImageNet's, the model's classes are not ImageNet's either.
-
-    Returns:
-        One name per class, in the model's order; None if they are not known.
+    ``known`` are the names that its library gives, ``count`` is the number of its classes, ``others`` are the data's.
+    If none of these is ImageNet's, the model's classes are not ImageNet's either. None if they are not known.
 
     Example:
         >>> class_names(["n02099601", "cat"], 2), class_names(None, 1000)[207], class_names(None, 2)
@@ -184,6 +171,7 @@ def _imagenet(count: int) -> tuple[Name, ...] | None:
     """The classes of the ImageNet with ``count`` of them; None if there is none."""
     from timm.data import infer_imagenet_subset
 
+    # The number of classes tells the list: 1,000, 11,221 or 21,841, and so on.
     subset = infer_imagenet_subset({"num_classes": count})  # timm itself knows no more
     if subset is None:
         return None
@@ -229,17 +217,17 @@ def places_of(
         known: of the model's classes, as its library gives them; None if it has none.
         count: the number of the model's classes.
         by_number: True: a label is the number of the model's class, whatever the names. "names": the data's names are
-            these numbers.
+            these.
         numbered: the data has the numbers of a published list with several spellings: names that the model does not
             have match by number, if all others are the model's in the same order.
 
     Returns:
         One place per name. None if labels are the model's numbers: this was said, or one side has no names and both
-        have as many classes.
+            have as many classes.
 
     Raises:
-        VitrimError: some names, or none, are the model's; a name fits several classes; or numbers as names, or a part
-            of the classes of a model without names, do not say which classes they are.
+        VitrimError: only some names, or none, are the model's; a name fits several classes; or it cannot be known which
+            they are.
 
     Example:
         >>> places_of(["goldfish", "Granny_Smith", "n02099601"], None, 1000)
@@ -251,6 +239,7 @@ def places_of(
     data, own = [Name.of(name) for name in names], names_of(known, count)
     if by_number:
         return _numbers_in_names(names, count)
+    # Numbers as names say nothing beside a model with names, unless its own are numbers.
     if own is not None and not (_numbers(data) and not _numbers(own)):
         if [name.given for name in data] == [name.given for name in own]:  # torchvision's ImageNet has two maillots
             return list(range(len(own)))
@@ -277,6 +266,7 @@ def _matched(data: Sequence[Name], known: Sequence[Name], *, numbered: bool) -> 
     """One place in ``known`` per name of ``data``, or None as in `places_of`; `VitrimError` if a name has none."""
     found = _found(data, known, synonyms=not numbered)
     missing = [name.given for name, places in zip(data, found, strict=True) if not places]
+    # Every name that was found is in its place: the rest may be spelled in another way.
     own = len(data) == len(known) and all(place in each for place, each in enumerate(found) if each)
     if own and not missing:
         return list(range(len(known)))
@@ -294,6 +284,7 @@ def _matched(data: Sequence[Name], known: Sequence[Name], *, numbered: bool) -> 
             f"the model does not have {len(missing)} of the data's {len(data)} classes: {listed(missing)}; found among "
             f"its {len(known)}: {listed(some)}. Take a model of these, or {_ways()}"
         )
+    # Case first, then what is left over: each step can only make the choice smaller.
     found = _told_apart(_by_case(found, data, known))
     several = next((place for place, each in enumerate(found) if len(each) > 1), None)
     if several is not None:
@@ -333,6 +324,7 @@ def _find(found: list[list[int]], data: Sequence[Name], known: Sequence[Name], o
     left = [number for number, places in enumerate(found) if not places]
     if not left:
         return
+    # A dict as an ordered set: two synonyms may lead to one class.
     places_by: Mapping[str, dict[int, None]] = defaultdict(dict)
     for place, name in enumerate(known):
         for key in of_model(name):
@@ -368,6 +360,7 @@ def _told_apart(found: Sequence[Sequence[int]]) -> list[list[int]]:
         [[134], [517], [3]]
     """
     places = [list(each) for each in found]
+    # Repeat: a class that becomes certain frees others.
     while True:
         taken = {each[0] for each in places if len(each) == 1}
         fewer = [each if len(each) == 1 else [one for one in each if one not in taken] or each for each in places]
@@ -383,12 +376,12 @@ def _numbers(names: Iterable[Name]) -> bool:
 def _in_order(names: Sequence[str], count: int, *, alone: bool) -> bool:
     """True if the order of the names leaves no doubt about the classes that they are.
 
-    Numbers are in order if each is its own place, as 0 to 9 and 000 to 999 are. Names of as many classes as the model
-    has are taken to be in the order that it was trained in, if it is ``alone``, without names; of numbers only if
-    they count up, which text order breaks at 10.
+    Numbers are in order if each is its own place. Names of as many classes as the model has are taken to be in its
+    order, if it is ``alone``, without names; numbers only if they count up.
     """
     if not all(name.strip().isdecimal() for name in names):
         return alone and len(names) == count
+    # Classes in the order of their text, (0, 1, 10, 11, 2), would each stand at another's place.
     numbers = [int(name) for name in names]
     return numbers == list(range(len(names))) or (alone and len(names) == count and numbers == sorted(numbers))
 
@@ -422,17 +415,15 @@ def _ways() -> str:
 def told_apart(names: Sequence[str]) -> list[str]:
     """Words for classes, each its own: with synonyms, or the definition of its id, where two are alike.
 
-    Raises:
-        VitrimError: two classes come to the same words, so only the first could ever be predicted.
+    A `VitrimError` if two come to the same words: only the first could ever be predicted.
 
     Example:
         >>> told_apart(["n02099601", "n03710637", "n03710721", "cat"])
         ['golden retriever', 'maillot', 'maillot, tank suit', 'cat']
-        >>> told_apart(["n02012849", "n03126707"])[0]
-        'crane, large long-necked wading bird of marshes and plains in many parts of the world'
     """
     data = [Name.of(name) for name in names]
     texts = [one.words for one in data]
+    # First with all synonyms, then by definition, and only where words are still alike.
     for longer in (lambda one: one.whole[-1], _defined):
         for place in _alike(texts):
             if data[place].id is not None and data[place].whole:

@@ -52,13 +52,6 @@ class Detection(Task):
 
     For each image a model returns a dict of `boxes` (n, 4) x1 y1 x2 y2 in pixels of its input, `labels` (n,), `scores`
     (n,) and, for the task `instances`, `masks` (n, H, W).
-
-    Example:
-        >>> task = Detection(3)
-        >>> from vitrim.tasks.options import Loss
-        >>> objects = Boxes([{"labels": torch.tensor([2, 2])}])
-        >>> round(task.auxiliary(Loss(name="rcnn"))(torch.zeros(1, 3), objects).item(), 4)  # which classes are there
-        0.6931
     """
 
     name = "detection"
@@ -131,6 +124,7 @@ class Detection(Task):
             return found
         known = []
         for objects in found:  # those of the data's classes, with its labels
+            # -1 for a class of the model that the data does not have.
             labels = self.labels.to(objects["labels"].device)[objects["labels"]]
             known.append({name: value[labels >= 0] for name, value in {**objects, "labels": labels}.items()})
         return known
@@ -163,13 +157,8 @@ class Detection(Task):
 
 @register_task
 class Instances(Detection):
-    """Instance segmentation: detection with the outline of every object.
-
-    Metrics: those of detection, and `mask_AP` and so on; `mask_AP` selects a model.
-
-    Example:
-        >>> Instances(3).selects_by
-        'mask_AP'
+    """Instance segmentation: detection with the outline of every object; also `mask_AP` and so on, which selects a
+    model.
     """
 
     name = "instances"
@@ -183,9 +172,7 @@ class Instances(Detection):
 def classes_present(logits: Tensor, targets: Boxes) -> Tensor:
     """Binary cross entropy of the classes among the boxes of an image, mean over classes and images (Cropr).
 
-    Args:
-        logits: (B, K), or (B, 1, K) of one query; `VitrimError` for several.
-        targets: the objects of B images.
+    ``logits`` are (B, K), or (B, 1, K) of one query; `VitrimError` for several.
     """
     if logits.ndim == 3 and logits.shape[1] == 1:
         logits = logits[:, 0]
@@ -201,13 +188,8 @@ def classes_present(logits: Tensor, targets: Boxes) -> Tensor:
 def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
     """Convert a prediction from the pixels of the padded input to those of the stored image.
 
-    Args:
-        prediction: boxes, labels, scores and, with outlines, masks (n, H, W) of the input.
-        target: has `size`, height and width of the image within the input, and `original`, those of the stored image;
-            without them the prediction is unchanged.
-
-    Returns:
-        Boxes clipped to the image, and masks of its size.
+    The target's `size` is height and width of the image within the input, `original` those of the stored image; without
+    them the prediction is unchanged. Boxes are clipped to the image, masks (n, H, W) get its size.
 
     Example:
         >>> prediction = {"boxes": torch.tensor([[1.0, 2, 9, 4]])}
@@ -224,6 +206,7 @@ def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
     moved = {**prediction, "boxes": torch.minimum((boxes * factors).clamp(min=0), most)}
     if "masks" in prediction:
         inside = prediction["masks"][:, None, :height, :width].float()
+        # Probabilities are resized before they are cut at a half, or outlines would have steps of the input's pixels.
         resized = F.interpolate(inside, size=(tall, wide), mode="bilinear", align_corners=False)
         moved["masks"] = resized[:, 0] > 0.5
     return moved
@@ -267,14 +250,12 @@ class DetectionScores(Metric):
     def update(self, predictions: Sequence[Objects], targets: Sequence[Objects]) -> None:
         """Add a batch; predictions and targets are in the same pixels.
 
-        Args:
-            predictions: for each image boxes (n, 4) x1 y1 x2 y2, scores (n,), labels (n,), and masks (n, H, W) if
-                scored.
-            targets: for each image boxes, labels and masks, and optionally iscrowd (n,) and area (n,); defaults: none,
-                and the areas of masks or boxes.
+        For each image boxes (n, 4) x1 y1 x2 y2, labels (n,), of predictions scores (n,), and masks (n, H, W) if scored.
+        Targets may have iscrowd (n,) and area (n,); defaults: none, and the areas of masks or boxes.
         """
         for prediction, target in zip(predictions, targets, strict=True):
             boxes = target["boxes"]
+            # COCO sorts objects into small, medium and large by the area of the outline.
             areas = target["masks"].flatten(1).sum(1) if self.masks else (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
             filled = {"iscrowd": torch.zeros_like(target["labels"]), "area": areas} | target
             for kind, given in (("predicted", prediction), ("true", filled)):
@@ -298,6 +279,7 @@ class DetectionScores(Metric):
         classes = found["classes"].reshape(-1).tolist()
         rows: dict[str, dict[int, float]] = {}
         for kind, prefix in self.prefixes.items():
+            # All areas, and the largest number of detections.
             precision = found[f"{prefix}precision"][..., 0, -1].double()  # (thresholds, recalls, classes) of any size
             precision = torch.where(precision < 0, torch.nan, precision)
             means = precision.flatten(0, 1).nanmean(dim=0)
@@ -305,14 +287,15 @@ class DetectionScores(Metric):
         return rows
 
     def left_out(self, groups: int) -> Tensor:
-        """AP (G,) float64 without every G-th image, at most ``groups``; that of masks, if scored; nan without objects.
-
-        Matches objects once, by pycocotools, whichever package `compute` uses.
+        """AP (G,) float64 without every G-th image, at most ``groups``; that of masks, if scored; nan
+        without objects.
         """
         from pycocotools.cocoeval import COCOeval
 
         groups = min(groups, len(self.predicted_boxes))
         found = torch.full((groups,), torch.nan, dtype=torch.float64)
+        # Objects are matched once, whatever is left out; only the averages are taken again. pycocotools alone offers
+        # that.
         with redirect_stdout(StringIO()):  # it prints its progress
             scores = COCOeval(self._in_coco("true"), self._in_coco("predicted"), "segm" if self.masks else "bbox")
             scores.params.areaRng, scores.params.areaRngLbl = scores.params.areaRng[:1], ["all"]
@@ -342,6 +325,7 @@ class DetectionScores(Metric):
             boxes = box_convert(own.pop("boxes").double(), "xyxy", "xywh")
             names = {"labels": "category_id", "scores": "score"}
             own = {names.get(name, name): values for name, values in own.items()} | {"bbox": boxes}
+            # Predictions have neither area nor crowd, and pycocotools asks for both.
             own.setdefault("area", boxes[:, 2:].prod(dim=1))
             own.setdefault("iscrowd", torch.zeros(len(boxes), dtype=torch.int64))
             images.append({"id": row + 1})
@@ -370,6 +354,7 @@ class DetectionScores(Metric):
             backend=self.backend,  # type: ignore[arg-type]
             extended_summary=extended,
         )
+        # COCO counts the 100 best of an image, so more of them are no news.
         metric.warn_on_many_detections = False
         for row in range(len(self.predicted_boxes)):
             pair = []

@@ -26,12 +26,6 @@ class Embedding(Task):
     * It learns nothing: train with a head, and evaluate without.
     * Agreement with the dense model: the cosine of the two embeddings, at least 0.
     * Scores need all images together, see `vitrim.measure.neighbours.Neighbours`; `metrics` has none.
-
-    Example:
-        >>> import timm
-        >>> model, task = timm.create_model("test_vit", num_classes=0).eval(), Embedding(0)
-        >>> tuple(task.predict(model, torch.zeros(2, 3, 160, 160)).shape)
-        (2, 64)
     """
 
     name = "embedding"

@@ -36,12 +36,8 @@ class MultiLabel(Task):
 
     Example:
         >>> import torch
-        >>> from vitrim.tasks.options import Loss
-        >>> task = MultiLabel(3)
         >>> targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-        >>> task.criterion(Loss(name="asl"))(torch.zeros(2, 3), targets).ndim
-        0
-        >>> metrics = task.metrics()
+        >>> metrics = MultiLabel(3).metrics()
         >>> metrics.update(10 * targets - 5, targets)
         >>> {name: round(value.item(), 4) for name, value in sorted(metrics.compute().items())}
         {'mAP': 0.6667, 'mAP_occurring': 1.0}
@@ -68,6 +64,7 @@ class MultiLabel(Task):
         if loss.smoothing:
             raise VitrimError(f"loss asl has no smoothing (got loss.smoothing={loss.smoothing:g}): set it to 0")
         criterion = AsymmetricLossMultiLabel(loss.gamma_neg, loss.gamma_pos, loss.clip)
+        # The learning rates of the recipes belong to the sum.
         criterion.reduction = "sum"  # an argument since timm 1.0.31; earlier versions always sum
         return criterion
 
@@ -96,12 +93,6 @@ class MeanAveragePrecision(Metric):
 
     Images with equal logits share a rank; the study's code orders them by an unstable sort, which is random. Keeps all
     logits: N * K * 4 bytes.
-
-    Example:
-        >>> metric = MeanAveragePrecision()
-        >>> metric.update(torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1, 0], [1, 0], [0, 0]]))
-        >>> metric.average_precisions().tolist()  # (1/2 + 2/3) / 2 for the first class
-        [0.5833333730697632, 0.0]
     """
 
     is_differentiable = False

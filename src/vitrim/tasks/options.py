@@ -105,12 +105,7 @@ class Protocol(Checked):
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value by its dotted name.
-
-    Example:
-        >>> dict(flat({"epochs": 5, "optimizer": {"lr": 0.1}}))
-        {'epochs': 5, 'optimizer.lr': 0.1}
-    """
+    """Every value by its dotted name."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")

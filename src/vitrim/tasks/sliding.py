@@ -17,7 +17,7 @@ ModelFunction = Callable[[Tensor], Tensor]
 
 
 def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int | None = None) -> Tensor:
-    """Predict the map of one image (C, H, W).
+    """Predict the map (K, H, W) of one image (C, H, W): logits, or probabilities if the protocol averages these.
 
     The image is resized for each scale, mirrored, and put through the model complete or by windows, whose logits are
     averaged where they overlap; the logits are resized to the image, and averaged over scales and mirrorings
@@ -25,12 +25,7 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
 
     Args:
         model_fn: from images (B, C, h, w) to logits (B, K, h, w).
-        image: (C, H, W), normalised.
-        protocol: size, windows, scales and flips.
         most: most windows at once; None: all.
-
-    Returns:
-        (K, H, W): logits, or probabilities if the protocol averages these.
 
     Raises:
         VitrimError: the windows do not fit into memory, or the model returns a map of another size.
@@ -43,6 +38,7 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
     """
     total: Tensor | None = None
     size = (image.shape[-2], image.shape[-1])
+    # Without a size in the protocol, scales are of the image as it is.
     now = max(size) if protocol.side == "long" else min(size)
     for scale in protocol.scales:
         # the protocol's size; the short side fills at least one window
@@ -64,6 +60,7 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
             logits = logits.flip(-1) if mirrored else logits
             if logits.shape[-2:] != image.shape[-2:]:
                 logits = F.interpolate(logits[None], size=size, mode="bilinear", align_corners=False)[0]
+            # Resized first: the mean is over predictions for the same pixels.
             result = logits.softmax(dim=0) if protocol.average == "probabilities" else logits
             total = result if total is None else total + result
     assert total is not None
@@ -87,11 +84,13 @@ def _slide(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int
     height, width = image.shape[-2:]
     places = [(y, x) for y in window_places(height, window, stride) for x in window_places(width, window, stride)]
     crops = torch.stack([image[:, y : y + window, x : x + window] for y, x in places])
+    # At most `most` crops at once bound the memory of large images.
     logits = torch.cat([_forward(model_fn, part, protocol) for part in crops.split(most or len(crops))])
     total = logits.new_zeros(logits.shape[1], height, width)
     count = logits.new_zeros(height, width)
     for (y, x), part in zip(places, logits, strict=True):
         total[:, y : y + window, x : x + window] += part
+        # Windows overlap: a pixel's sum is divided by how many saw it.
         count[y : y + window, x : x + window] += 1
     return total / count
 

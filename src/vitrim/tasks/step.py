@@ -26,13 +26,9 @@ Criterion = Callable[[Any, Any], Tensor]
 class BinaryCrossEntropy:
     """Binary cross entropy per class, mean over the images, and mean or sum over the classes.
 
-    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name smooths all targets
-    but indices towards 1/2, or not at all: right for several labels, not for mixed labels of one class.
-
-    Args:
-        smoothing: in [0, 1).
-        rest: limit of smoothed targets: 1/K if one of K classes is right, 1/2 if classes are independent.
-        sum_classes: sum over the classes instead of their mean.
+    Smoothed targets are (1 - smoothing) * y + smoothing * rest, with ``rest`` 1/K if one of K classes is right, 1/2 if
+    classes are independent. timm's criterion of the same name smooths all targets but indices towards 1/2, or not at
+    all: right for several labels, not for mixed labels of one class.
 
     Example:
         >>> criterion = BinaryCrossEntropy(smoothing=0.1, rest=1 / 3, sum_classes=True)
@@ -49,6 +45,7 @@ class BinaryCrossEntropy:
         """The loss, a scalar, from logits (B, K) and targets: (B,) class indices, or (B, K) in [0, 1]."""
         kind = torch.promote_types(logits.dtype, torch.float32)  # half precision cannot hold a smoothed target
         dense = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
+        # The limit is 1 / K for one class of K: a smoothed target is still a distribution.
         smoothed = (1 - self.smoothing) * dense.to(kind) + self.smoothing * self.rest
         per_class = F.binary_cross_entropy_with_logits(logits.to(kind), smoothed, reduction="none")
         return (per_class.sum(dim=1) if self.sum_classes else per_class).mean()
@@ -59,13 +56,11 @@ class Step:
     """One batch, and the ingredients of its loss.
 
     Attributes:
-        model: the model in training mode, reduced or not.
-        reduction: its handle, or None if it is not reduced.
+        model, reduction: the model in training mode, and its handle, or None if it is not reduced.
         images: (B, C, H, W).
         targets: of ``criterion``: (B,) class indices, or (B, K) for mixed images or several labels.
         criterion: the loss of the task from logits and targets, with the recipe's distillation, if any.
-        auxiliary: the loss of an auxiliary head on patches or on a query, from its output and targets; None:
-            ``criterion``.
+        auxiliary: the loss of an auxiliary head on patches or on a query; None: ``criterion``.
         teacher: the frozen dense model, or None.
     """
 

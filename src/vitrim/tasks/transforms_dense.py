@@ -1,6 +1,6 @@
-"""Joint transforms of an image and its mask or boxes. All draw from torch's global stream only.
+"""Joint transforms of an image and its mask or boxes, built on torchvision's v2. All draw from torch's global stream.
 
-Built on `torchvision.transforms.v2`: masks are resized to the nearest pixel, boxes are clipped to the image.
+Masks are resized to the nearest pixel, boxes are clipped to the image.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ LONGEST = 4.0
 def resized_to(
     size: tuple[int, int], side: LongOrShort, pixels: float, *, longest: float | None = None
 ) -> tuple[int, int]:
-    """Return the height and width of the same ratio whose long or short side has ``pixels``, rounded.
-
-    The long side has at most ``longest``.
+    """The height and width of the same ratio whose ``side`` has ``pixels``, rounded; the long one at most ``longest``.
 
     Example:
-        >>> resized_to((360, 480), "long", 240), resized_to((360, 480), "short", 180), resized_to((10, 90), "short", 20)
-        ((180, 240), (180, 240), (20, 180))
-        >>> resized_to((10, 90), "short", 20, longest=80)
-        (9, 80)
+        >>> resized_to((360, 480), "long", 240), resized_to((360, 480), "short", 180)
+        ((180, 240), (180, 240))
     """
+    # One factor for both sides keeps the ratio.
     scale = pixels / (max(size) if side == "long" else min(size))
     if longest is not None:
         scale = min(scale, longest / max(size))
@@ -73,10 +70,6 @@ class ResizeRange(Change):
     """Resize in the same ratio, so that one ``side`` has a number of pixels drawn uniformly from ``low`` to ``high``.
 
     With `side="short"` the long side is at most `LONGEST` times the draw.
-
-    Example:
-        >>> ResizeRange("long", 20, 20)(tv_tensors.Mask(torch.zeros(5, 10))).shape
-        torch.Size([10, 20])
     """
 
     function = staticmethod(F.resize)
@@ -96,10 +89,6 @@ class ScaleJitter(Change):
     """Resize to a random factor (``low`` to ``high``) times the largest size of the same ratio that fits ``size``.
 
     torchvision's transform of this name swaps height and width where they differ.
-
-    Example:
-        >>> ScaleJitter((20, 60), 0.5, 0.5)(tv_tensors.Mask(torch.zeros(10, 20))).shape
-        torch.Size([10, 20])
     """
 
     function = staticmethod(F.resize)
@@ -119,16 +108,7 @@ class CropUnderShare(Change):
 
     As published: at most ``share`` of the pixels that are not ignored have one class, and there are at least two
     classes; the last of ``tries`` further windows is accepted. An image smaller than the window keeps its size in that
-    direction; `PadTo` pads it. Without a mask the first window is used.
-
-    Args:
-        size: height and width of the window.
-        share: in (0, 1]; 1 accepts the first window.
-        tries: windows after the first.
-
-    Example:
-        >>> CropUnderShare((2, 3))(tv_tensors.Mask(torch.zeros(5, 10))).shape
-        torch.Size([2, 3])
+    direction; `PadTo` pads it. Without a mask, or with a share of 1, the first window is used.
     """
 
     function = staticmethod(F.crop)
@@ -148,6 +128,7 @@ class CropUnderShare(Change):
             if not tries:
                 break
             part = plain_tensor(masks[0])[top : top + tall, left : left + wide]
+            # Ignored pixels are no class, and do not count as one that fills the window.
             counts = part[part != IGNORED].unique(return_counts=True)[1]
             if len(counts) > 1 and int(counts.max()) < self.share * int(counts.sum()):
                 break
@@ -160,20 +141,14 @@ class PhotometricDistort(v2.Transform):
 
     As published for segmentation: a brightness offset of up to 32/255; contrast and saturation times 0.5 to 1.5; a hue
     rotation of up to 18 degrees; contrast before or after saturation and hue. Values are clipped after each.
-    (torchvision's transform of a similar name multiplies the brightness, and blends with grey.)
-
-    Grey images get brightness and contrast only. Needs float images in [0, 1].
-
-    Example:
-        >>> image = tv_tensors.Image(torch.rand(3, 4, 4))
-        >>> changed = PhotometricDistort()(image)
-        >>> changed.shape, bool((changed >= 0).all() and (changed <= 1).all())
-        (torch.Size([3, 4, 4]), True)
+    (torchvision's transform of a similar name multiplies the brightness, and blends with grey.) Grey images get
+    brightness and contrast only. Needs float images in [0, 1].
     """
 
     _transformed_types = (tv_tensors.Image,)
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        # All numbers are drawn, whichever apply: a change of one chance does not shift the draws of others.
         chances = torch.rand(5).tolist()
         ranges = {"brightness": (-32 / 255, 32 / 255), "contrast": (0.5, 1.5), "saturation": (0.5, 1.5)}
         ranges["hue"] = (-18 / 360, 18 / 360)
@@ -195,12 +170,9 @@ class PhotometricDistort(v2.Transform):
 
 
 def distorted(image: Tensor, name: str, value: float) -> Tensor:
-    """Change one property of an image (C, H, W) in [0, 1], as `PhotometricDistort` does.
+    """Change one property of an image (C, H, W) in [0, 1], of 1 or 3 channels, as `PhotometricDistort` does.
 
-    Args:
-        image: float, of 1 or 3 channels.
-        name: `brightness`, `contrast`, `saturation` or `hue`.
-        value: an offset in brightness, a factor on contrast or saturation, or a share of the hue circle.
+    ``value`` is an offset in brightness, a factor on contrast or saturation, or a share of the hue circle.
 
     Example:
         >>> distorted(torch.tensor([0.5, 0.25, 0.0]).view(3, 1, 1), "saturation", 0.5).flatten().tolist()
@@ -221,12 +193,7 @@ def distorted(image: Tensor, name: str, value: float) -> Tensor:
 
 
 class PadTo(v2.Transform):
-    """Pad at right and bottom to ``size``: images with 0, masks of labels with `IGNORED`, others with 0.
-
-    Example:
-        >>> PadTo((2, 3))(tv_tensors.Mask(torch.zeros(2, 2))).tolist()
-        [[0.0, 0.0, 255.0], [0.0, 0.0, 255.0]]
-    """
+    """Pad at right and bottom to ``size``: images with 0, masks of labels with `IGNORED`, others with 0."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
@@ -256,19 +223,8 @@ class DenseTrainTransform:
     model's size. Padding is 0 after normalisation, as published.
 
     Args:
-        geometry: the model's size, mean and standard deviation.
         augment: `scaled` draws the long or short side from ``range`` times that of the model, then crops a window that
             no class fills; `jitter` draws a factor on the largest size that fits the model (LSJ).
-
-    Example:
-        >>> from collections import namedtuple
-        >>> from PIL import Image
-        >>> from vitrim.tasks.options import DenseAugment
-        >>> geometry = namedtuple("Geometry", "size mean std")((32, 32), (0.5,) * 3, (0.5,) * 3)
-        >>> transform = DenseTrainTransform(geometry, DenseAugment())
-        >>> image, mask = transform(Image.new("RGB", (40, 30)), tv_tensors.Mask(torch.zeros(30, 40, dtype=torch.uint8)))
-        >>> image.shape, mask.shape, mask.dtype
-        (torch.Size([3, 32, 32]), torch.Size([32, 32]), torch.int64)
     """
 
     def __init__(self, geometry: Geometry, augment: DenseAugment) -> None:
@@ -298,10 +254,12 @@ class DenseTrainTransform:
         if not isinstance(target, dict):
             pixels, mask = self.finish(*self.change(pixels, target))
             return plain_tensor(pixels), plain_tensor(mask).long()
+        # Crowds are no objects to learn: their boxes surround many.
         alone = target["iscrowd"] == 0
         names = [name for name in ("boxes", "labels", "masks") if name in target]
         objects = {name: tv_tensors.wrap(target[name][alone], like=target[name]) for name in names if name != "labels"}
         pixels, objects = self.sanitize(*self.change(pixels, {**objects, "labels": target["labels"][alone]}))
+        # The size before padding: losses and scores of a padded image must know where it ends.
         size = torch.tensor(F.get_size(pixels))
         pixels, objects = self.finish(pixels, objects)
         return plain_tensor(pixels), {**plain_objects(objects), "size": size}
@@ -315,7 +273,6 @@ class DenseEvalTransform:
     image, which are scored, and `size` and `original` convert predictions to them.
 
     Args:
-        geometry: the model's size, mean and standard deviation.
         padded: pad images with objects to the model's size; otherwise they keep their shape, and upright ones fit the
             model's size turned upright.
     """

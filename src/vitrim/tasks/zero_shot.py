@@ -39,8 +39,7 @@ class ZeroShot(Classification):
     def read_names(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """Embed the data's classes, whatever their numbers.
 
-        Raises:
-            VitrimError: no names (numbers are none), two classes that come to the same words, or no text tower.
+        `VitrimError` for no names (numbers are none), two classes that come to the same words, or no text tower.
         """
         if not class_names or all(name.strip().isdecimal() for name in class_names):
             found = "none" if not class_names else f"numbers: {', '.join(class_names[:3])}"
@@ -50,6 +49,7 @@ class ZeroShot(Classification):
             )
         sentences = [self.template.format(name.replace("_", " ")) for name in told_apart(class_names)]
         vectors, scale, bias = ask(model).text_embeddings(model, sentences)
+        # In float32: cosines of many classes lie close together.
         self.texts = normalize(vectors.float(), dim=1), scale, bias
         self.num_classes, self.places = len(class_names), list(range(len(class_names)))
 
