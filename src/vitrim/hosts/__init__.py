@@ -1,9 +1,8 @@
 """Hosts and libraries of models: one folder per library, with one file per family of models.
 
-``hosts/LIBRARY/__init__.py`` holds the folder's tables, which map classes of models to files: ``"module.ClassName":
-"file:Name"``. (In transformers, one entry per module: ``"vit": "file:Name ClassName ClassName"``.) A new family is a
-file and a line there. Only that file is imported, on the first question about a model of the class or a subclass, so
-nobody imports a library that is not used. The tables:
+``hosts/LIBRARY/__init__.py`` maps classes of models to files: ``"module.ClassName": "file:Name"``. (In transformers,
+one entry per module: ``"vit": "file:Name ClassName ClassName"``.) A new family is a file and a line there. Only that
+file is imported, on the first question about a model of the class or a subclass. The tables:
 
 * ``HOSTS``: the `vitrim.core.host.Host` that reduces a model,
 * ``VISION_LANGUAGE``: the `vitrim.core.host.VisionLanguage` of a whole vision-language model,

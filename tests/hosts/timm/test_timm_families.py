@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 import tiny
 import vitrim
 from vitrim.core.registry import host_of
-from vitrim.hosts.shared.blocks import project_qkv, project_values
 
 SMALL: dict[str, Any] = {"embed_dim": 64, "depth": 3, "num_heads": 4, "num_classes": 5}
 IMAGES: dict[str, Any] = {"img_size": 32, "patch_size": 8}
@@ -99,23 +99,27 @@ PROJECTED = [
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("name", PROJECTED)
 def test_parts_of_the_projection_are_those_of_the_whole(name: str, separate: bool) -> None:
-    attn: Any = tiny.blocks(tiny.HOSTS[name]())[0].attn
+    model = tiny.HOSTS[name]()
+    block: Any = tiny.blocks(model)[0]
+    block.__class__, attn = host_of(model).reduced_class(block), block.attn
     if separate:  # the bias beside the layer, or a layer that must be called
         attn.qkv_bias_separate = True
         called = attn.qkv if attn.qkv is not None else attn.k_proj
         called.register_forward_hook(lambda module, args, out: out + 1)
     y = torch.randn(2, 7, 32)
-    q, k, v = project_qkv(attn, y, None, False)
+    vars(block)["reducer"] = SimpleNamespace(fresh_values=False)
+    q, k, v = block.project_qkv(attn, y, None)
     assert v is not None
     for rows in (None, 1, 3):
         for skip in (False, True):
-            a, b, c = project_qkv(attn, y, rows, skip)
+            block.reducer.fresh_values = skip
+            a, b, c = block.project_qkv(attn, y, rows)
             torch.testing.assert_close(a, q[:, :, :rows])
             torch.testing.assert_close(b, k)
             assert c is not None or (skip and rows is None)
             if c is not None:
                 torch.testing.assert_close(c, v)
-    torch.testing.assert_close(project_values(attn, y), v)
+    torch.testing.assert_close(block.project_values(attn, y), v)
 
 
 def refuses(model: nn.Module, message: str) -> None:

@@ -29,8 +29,7 @@ class ReducedDinoBlock(JointBlock):
     def run_one(self, tokens: Any, given: Any = None) -> Any:
         """Run the block on what the model gives it, tokens or a list of one such tensor, and return the same form.
 
-        Raises:
-            UnsupportedModelError: crops of several sizes, or stochastic depth that drops images.
+        Refused: crops of several sizes, and stochastic depth that drops images.
         """
         if isinstance(tokens, list) and len(tokens) != 1:
             raise UnsupportedModelError(
@@ -69,6 +68,7 @@ class DinoHost(Host):
     def blocks(cls, model: Any) -> list[nn.Module]:
         if not getattr(model, "chunked_blocks", False):
             return list(model.blocks)
+        # Chunks are filled up with identities in front, so that blocks keep their numbers.
         return [block for chunk in model.blocks for block in chunk if not isinstance(block, nn.Identity)]
 
     @classmethod

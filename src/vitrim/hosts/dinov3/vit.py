@@ -22,6 +22,10 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
     attention_classes = (SelfAttention,)
     linear_classes = (nn.Linear, LinearKMaskedBias)
 
+    def bias_of(self, attn: Any) -> Tensor | None:
+        bias, mask = super().bias_of(attn), getattr(attn.qkv, "bias_mask", None)
+        return bias if bias is None or mask is None else bias * mask.to(bias.dtype)
+
     def forward(self, x_or_x_list: Any, rope_or_rope_list: Any = None) -> Any:
         rope = rope_or_rope_list[0] if isinstance(rope_or_rope_list, list) else rope_or_rope_list
         return self.run_one(x_or_x_list, rope)
@@ -32,6 +36,7 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
         rope: tuple[Tensor, Tensor] | None = given
         k_raw = None
         if rope is not None:
+            # A token keeps the angles of its anchor, wherever it stands now.
             tables = [state.patch_rows(table) for table in rope]
             sin, cos = (table if table.dim() == 2 else table.unsqueeze(1) for table in tables)
             q, k, k_raw = _rotated(q, sin, cos, state.num_prefix), _rotated(k, sin, cos, state.num_prefix), k

@@ -64,6 +64,7 @@ class OpenClipLibrary(Library):
             tokenizer = get_tokenizer(model.tokenizer_name)
         if tokenizer is None:
             tokenizer = SimpleTokenizer(context_length=model.context_length)
+            # A wrong tokenizer would give numbers that mean other words, and no error.
             if tokenizer.vocab_size != words:
                 raise VitrimError(
                     f"this {type(model).__name__} reads text by {words} words, and not open_clip's own "

@@ -82,9 +82,8 @@ def _refuse(*given: Tensor | None) -> None:
 
 @dataclass(eq=False, repr=False)
 class OwnPool(Installed):
-    """The pooling of a reduced model, over the remaining tokens even where full grids are returned as well.
-
-    The library pools the last map, in which pruned patches are zeros.
+    """The pooling of a reduced model, over the remaining tokens even where full grids, with zeros for pruned patches,
+    return.
     """
 
     model: nn.Module
@@ -130,6 +129,7 @@ class OpenClipViT(Host):
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
+        # Only then may the last block compute the class token's row alone.
         pools_class_token = model.attn_pool is None and model.pool_type == "tok" and not model.output_tokens
         block: Any = cls.blocks(model)[0]
         return HostFacts(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,7 +15,6 @@ from vitrim.core.tokens import STAMP, whole
 from vitrim.errors import UnsupportedModelError
 
 FACTORS = (Tensor, float)
-SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
 class NamedBlock(ReducedBlock):
@@ -62,20 +60,65 @@ class NamedBlock(ReducedBlock):
 
 
 class JointBlock(NamedBlock):
-    """A block with one attention, named as in timm, with one width per head for q, k and v (`project_qkv`)."""
+    """A block whose attention has one layer ``qkv`` for q, k and v of one width per head, with its rows in this order.
+
+    What a library's attention has besides, such as a bias beside the layer, its host says by overriding `part`,
+    `joined` or `bias_of`.
+    """
 
     linear_classes: ClassVar[tuple[type[nn.Linear], ...]] = (nn.Linear,)
-    """Classes of ``qkv`` that can be applied in parts: they use only weight and bias, times a ``bias_mask`` if
-    present."""
+    """Classes of ``qkv`` that can be applied in parts: they use only weight and bias (`bias_of`)."""
+    heads_name: ClassVar[str] = "num_heads"
+    """In the attention, the number of heads."""
 
     def project_all(self, x: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of tokens ``x`` (B, N, C); see `project_qkv`."""
         (attn,) = self.attentions(self)
-        return project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values, self.linear_classes)
+        return self.project_qkv(attn, self.pre_norm(x), rows)
 
     def values(self, x: Tensor) -> Tensor:
         (attn,) = self.attentions(self)
-        return project_values(attn, self.pre_norm(x), self.linear_classes)
+        return self.project_values(attn, self.pre_norm(x))
+
+    def project_qkv(self, attn: Any, y: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values (B, H, N, d) of normed tokens ``y`` (B, N, C), before their own norms.
+
+        With ``rows``, only queries of that many tokens; no values if the reducer computes them afresh.
+        """
+        if self.comes_apart(attn):
+            return project_parts(partial(self.part, attn), y, rows, self.reducer.fresh_values)
+        q, k, v = self.part(attn, y, 0, 3)
+        return q[:, :, :rows], k, v
+
+    def project_values(self, attn: Any, y: Tensor) -> Tensor:
+        """The values (B, H, N, d); see `project_qkv`."""
+        return self.part(attn, y, 2, 3)[0] if self.comes_apart(attn) else self.part(attn, y, 0, 3)[2]
+
+    def comes_apart(self, attn: Any) -> bool:
+        """True if q, k and v can be computed separately; an adapter or a hook needs the whole call."""
+        return any(is_bare(attn.qkv, kind) for kind in self.linear_classes)
+
+    def part(self, attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
+        """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
+        parts = self.joined(attn, y, first, end).chunk(end - first, dim=-1)
+        return tuple(split_heads(part, getattr(attn, self.heads_name)) for part in parts)
+
+    def joined(self, attn: Any, y: Tensor, first: int, end: int) -> Tensor:
+        """These parts side by side, (B, N, (end - first) H d)."""
+        if (first, end) == (0, 3):
+            return attn.qkv(y)  # type: ignore[no-any-return]
+        return part_of(attn.qkv.weight, self.bias_of(attn), y, first, end)
+
+    def bias_of(self, attn: Any) -> Tensor | None:
+        """The bias that ``qkv`` adds."""
+        return attn.qkv.bias  # type: ignore[no-any-return]
+
+
+def part_of(weight: Tensor, bias: Tensor | None, y: Tensor, first: int, end: int) -> Tensor:
+    """Parts first..end of the projection of ``y`` by the rows of q, k and v in one ``weight``, side by side."""
+    width = weight.shape[0] // 3
+    rows = slice(first * width, end * width)
+    return F.linear(y, weight[rows], None if bias is None else bias[rows])
 
 
 def named(owner: Any, name: str) -> Any:
@@ -110,6 +153,7 @@ def with_form(host: type[Host], block: nn.Module) -> tuple[nn.Module, Any]:
 def check_calls(model: nn.Module, library: str, known: tuple[type[nn.Module], ...], calls: tuple[str, ...]) -> None:
     """Refuse a ``model`` whose class overrides one of the ``calls`` of its forward, or has another in its place."""
     for call in calls:
+        # A method put on the class later counts as an override, too: `replaced` finds it.
         overridden = all(getattr(type(model), call) is not getattr(kind, call) for kind in known)
         if overridden or replaced(type(model), call) is not None:
             raise UnsupportedModelError(
@@ -123,64 +167,12 @@ def check_attentions(host: type[Host], model: nn.Module) -> None:
     for block in host.blocks(model):
         reduced: Any = host.reduced_class(block)
         for attn in reduced.attentions(block):
+            # The exact class: a subclass may compute something else under the same names.
             if class_of(attn) not in reduced.attention_classes:
                 raise UnsupportedModelError(
                     f"{host.name} with attention of class {type(attn).__name__} is not supported; supported: "
                     + ", ".join(known.__name__ for known in reduced.attention_classes)
                 )
-
-
-def project_qkv(
-    attn: Any, y: Tensor, rows: int | None, skip_values: bool, kinds: tuple[type[nn.Linear], ...] = (nn.Linear,)
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Queries, keys and values (B, H, N, d) of normed tokens ``y`` (B, N, C), before their own norms.
-
-    ``attn`` is any attention with the same width per head for q, k and v, named as in timm: one ``qkv``, with its bias
-    or with ``q_bias`` and ``v_bias`` beside it, or three projections. With ``rows``, only queries of that many tokens;
-    otherwise no values if ``skip_values``. A layer that is bare and of one of ``kinds`` computes only what is needed.
-    """
-    if _comes_apart(attn, kinds):
-        return project_parts(partial(_part, attn), y, rows, skip_values)
-    q, k, v = _part(attn, y, 0, 3)
-    return q[:, :, :rows], k, v
-
-
-def project_values(attn: Any, y: Tensor, kinds: tuple[type[nn.Linear], ...] = (nn.Linear,)) -> Tensor:
-    """The values (B, H, N, d); see `project_qkv`."""
-    return _part(attn, y, 2, 3)[0] if _comes_apart(attn, kinds) else _part(attn, y, 0, 3)[2]
-
-
-def _comes_apart(attn: Any, kinds: tuple[type[nn.Linear], ...]) -> bool:
-    return attn.qkv is None or _calls_weight(attn) or any(is_bare(attn.qkv, kind) for kind in kinds)
-
-
-def _calls_weight(attn: Any) -> bool:
-    """True if attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a separate bias."""
-    return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
-
-
-def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
-    """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
-    if attn.qkv is None:
-        # grouped queries have fewer key and value heads
-        heads = (attn.num_heads, *[getattr(attn, "num_kv_heads", attn.num_heads)] * 2)
-        return tuple(split_heads(getattr(attn, SEPARATE[part])(y), heads[part]) for part in range(first, end))
-    beside = None
-    if getattr(attn, "q_bias", None) is not None:
-        beside = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)[first:end])
-    if (first, end) == (0, 3) and not _calls_weight(attn):
-        projected = attn.qkv(y)
-    else:
-        width = attn.qkv.weight.shape[0] // 3
-        rows = slice(first * width, end * width)
-        bias = beside if _calls_weight(attn) else attn.qkv.bias
-        if bias is not None and getattr(attn.qkv, "bias_mask", None) is not None:
-            bias = bias * attn.qkv.bias_mask.to(bias.dtype)
-        projected = F.linear(y, attn.qkv.weight[rows], bias if bias is None or bias is beside else bias[rows])
-    if beside is not None and not _calls_weight(attn):
-        projected += beside  # in place as in timm: keeps the dtype under autocast
-    heads = getattr(attn, "num_heads", None) or attn.num_attention_heads  # SAM's name
-    return tuple(split_heads(part, heads) for part in projected.chunk(end - first, dim=-1))
 
 
 def hand_stamp(source: Tensor, target: Tensor) -> None:

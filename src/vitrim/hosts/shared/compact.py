@@ -1,7 +1,6 @@
 """Fewer image tokens for a language model: the tokens that remain of a tower's, and the shortened prompt.
 
-A connector turns the tower's tokens into features, one per token or per cell of neighbouring patches. A
-`VisionLanguage` family names these parts; this module computes what remains and shortens the prompt.
+A connector turns the tower's tokens into features, one per token or per cell of neighbouring patches.
 """
 
 from __future__ import annotations
@@ -41,14 +40,15 @@ class Survivors:
     def take(self, features: Tensor, full: bool) -> tuple[Tensor, Tensor]:
         """The remaining features (m, D) of (n, D), and (Q,) bool, their places in the image's part of a prompt.
 
-        Args:
-            features: one per token of the tower, or if ``full`` per place of the image; with or without the prefix.
-            full: tokens are repeated at every place they were merged from.
+        ``features`` are one per token of the tower, or if ``full`` per place of the image, where tokens are repeated at
+        every place they were merged from; with or without the prefix.
         """
         if self.dropped is None:
+            # A connector that drops nothing hands out the prefix, too: the number of features tells if it did.
             whole = features.shape[0] - self.num_prefix == (self.initial if full else self.held)
             first = -self.num_prefix if whole else 0
         else:
+            # Negative: so many of the prefix stay in front; positive: so many patches are dropped as well.
             first = self.dropped - self.num_prefix
         # tokens in front of the first patch stay; if leading patches are dropped, the others move up
         prefix, places = max(-first, 0), self.places - max(first, 0)
@@ -62,17 +62,9 @@ class Survivors:
 def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: int | None = None) -> list[Survivors]:
     """The remaining tokens of every image of a batch, by patches or by cells of ``cell`` x ``cell`` patches.
 
-    If the connector drops a token's anchor, the token takes the place of its next patch.
-
-    Args:
-        state: of the tokens behind the block that the connector reads. The tokens of a cell are consecutive.
-        raster: the patches came in raster order of a square image; otherwise cell by cell.
-        dropped: see `Survivors`; patches can be dropped from whole grids only, and not from cells.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
-        >>> survivors(state)[0].places
-        tensor([0, 1, 2, 3])
+    ``state`` is of the tokens behind the block that the connector reads; the tokens of a cell are consecutive.
+    ``raster``: the patches came in raster order of a square image; otherwise cell by cell. If the connector drops a
+    token's anchor (``dropped``, see `Survivors`), the token takes the place of its next patch.
     """
     prefix, area = state.num_prefix, cell * cell
     found = []
@@ -86,11 +78,13 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
             # source (P,) is the token that holds each patch
             source, places = state.source[image, prefix:] - prefix, places.clone()
             for token in (places < left_out).nonzero().squeeze(1).tolist():
+                # The token's other patches, of which the first in raster order becomes its anchor.
                 others = (source[left_out:] == token).nonzero().squeeze(1)
                 if len(others):
                     places[token] = others[0] + left_out
             valid = valid & (places >= left_out)
         own = valid.nonzero().squeeze(1)
+        # Tokens may stand in any order behind a merge: the prompt wants them from the top left on.
         places, order = places[own].sort()
         found.append(Survivors(places, own[order], len(valid), state.initial_patches // area, prefix, dropped))
     return found
@@ -101,13 +95,9 @@ def holders(state: TokenState, image: int, own: Survivors, cell: int, raster: bo
 
     For ``state``, ``cell`` and ``raster``, see `survivors`; ``own`` are those of ``image``. Some places may be for the
     prefix.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=0)
-        >>> holders(state, 0, survivors(state)[0], 1, True, 4).tolist()
-        [0, 1, 2, 3]
     """
     token = state.source[image, own.num_prefix :] - own.num_prefix  # (P,)
+    # A cell is one place of the prompt: its tokens are consecutive, and so are their numbers.
     token = torch.where(token >= 0, token // (cell * cell), -1)
     anchor = torch.full((own.held + 1,), -1, device=token.device)  # the last entry means none
     anchor[own.order] = own.places
@@ -117,17 +107,13 @@ def holders(state: TokenState, image: int, own: Survivors, cell: int, raster: bo
         held = torch.full((own.initial,), -1, device=held.device).scatter(0, cells, held)
     first = 0 if own.dropped is None else max(own.dropped - own.num_prefix, 0)
     held = torch.where(held >= first, held - first, -1)[first:].cpu()
+    # Places in front of the patches are the prefix's, each its own holder.
     front = places - len(held)
     return torch.cat([torch.arange(front), torch.where(held >= 0, held + front, -1)])
 
 
 def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
-    """The cells, in raster order, that contain the patches at ``places`` of a square image of ``patches``.
-
-    Example:
-        >>> cells_of(torch.tensor([0, 3, 10]), 16, 2, raster=True)
-        tensor([0, 1, 3])
-    """
+    """The cells, in raster order, that contain the patches at ``places`` of a square image of ``patches``."""
     if not raster:
         return places // (cell * cell)
     side = isqrt(patches)
@@ -136,17 +122,13 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
 
 
 def prompt_rows(images: Tensor, text: int, places: int, word: int, placeholder: int) -> Tensor:
-    """(B, ``text`` + n ``places``) int64: prompts with words in equal parts around the ``images`` (B, n, C, H, W).
-
-    ``text`` counts words, ``places`` the placeholders of an image.
-
-    Example:
-        >>> prompt_rows(torch.zeros(1, 2, 3, 8, 8), 4, 2, word=7, placeholder=1)
-        tensor([[7, 7, 1, 1, 7, 1, 1, 7]])
+    """(B, ``text`` + n ``places``) int64: prompts of ``text`` words in equal parts around the ``images`` (B, n, C, H,
+    W).
     """
     number = images.shape[1]
     row: list[int] = []
     for part in range(number + 1):
+        # The first parts take the remainder, one word each.
         row += [word] * (text // (number + 1) + (part < text % (number + 1)))
         row += [placeholder] * (places if part < number else 0)
     return torch.tensor(row, device=images.device).expand(len(images), -1).contiguous()
@@ -176,6 +158,8 @@ class ShorterRows:
         stays = kept if mask is None else kept & mask.bool()
         counts = stays.sum(dim=1, keepdim=True)
         spread = torch.arange(int(counts.max()), device=kept.device)
+        # Padded at the end is what ends in padding; all others, also whole rows, are padded in front, as for
+        # `generate`.
         right = mask is not None and not bool(mask[:, -1].all())
         first = torch.zeros_like(counts) if right else len(spread) - counts
         return cls(kept, stays, first, (spread >= first) & (spread < first + counts))
@@ -183,6 +167,7 @@ class ShorterRows:
     def shortened(self, value: Tensor, fill: int) -> Tensor:
         """A ``value`` (..., B, L) of every token as (..., B, M), with ``fill`` for padding."""
         rows = value.new_full((*value.shape[:-2], *self.real.shape), fill)
+        # Both masks count the same tokens, row by row in order.
         rows[..., self.real] = value.expand(*value.shape[:-2], *self.kept.shape)[..., self.stays]
         return rows
 
@@ -193,23 +178,21 @@ def trimmed(
     """The inputs of a language model without the removed tokens, rows padded to equal length (`ShorterRows`).
 
     Padded rows get an ``attention_mask``. So do rows whose positions get gaps: without a mask the library takes a gap
-    for the start of another prompt packed in the row. Packed prompts stay separate, or are refused.
+    for the start of another prompt packed in the row. Packed prompts stay separate, or are refused, as is
+    ``logits_to_keep`` of a removed token.
 
     Args:
-        given: the inputs; those called ``names`` have one entry per token on their last axis. ``logits_to_keep`` may
-            count tokens.
-        names: among them ``input_ids`` (B, L).
+        given: the inputs; those called ``names`` have one entry per token on their last axis, among them ``input_ids``
+            (B, L).
         kept: (B, L) bool.
         filler: pads ``input_ids``; not a placeholder.
         close: close gaps in positions (B, L); otherwise keep them. Of four rows (4, B, L), gaps are closed in the
             first, which numbers the tokens, and kept in the others.
-
-    Raises:
-        VitrimError: packed prompts would become ambiguous, or ``logits_to_keep`` asks for a removed token.
     """
     out = dict(given)
     if bool(kept.all()):
         return out
+    # Only the part of a mask that is of the input gets shorter.
     past, mask = _past(given.get("attention_mask"), kept.shape[1])
     rows, packed = ShorterRows.of(kept, mask), packed_prompts(given)
     for name in names:
@@ -240,11 +223,6 @@ def packed_prompts(given: Mapping[str, Any]) -> Tensor | None:
 
     Hugging Face's rule: without mask and cache, a new prompt begins wherever positions (B, L), or the first of four
     rows, do not increase by one.
-
-    Example:
-        >>> ids = torch.zeros(1, 5, dtype=torch.long)
-        >>> packed_prompts({"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1]])})
-        tensor([[0, 0, 0, 1, 1]])
     """
     positions = given.get("position_ids")
     positioned = given.get("attention_mask") is not None or cache_of(given) is not None
@@ -259,9 +237,11 @@ def _closed(positions: Tensor, kept: Tensor, packed: Tensor | None, close: bool)
     numbered = positions.dim() == 3 and positions.shape[0] == 4
     if not numbered and (not close or positions.dim() != 2):
         return positions
+    # Every position goes back by the number of tokens that went before it.
     gone = (~kept).long().cumsum(dim=1)
     if packed is not None:  # removals in earlier prompts do not count
         begins = packed.diff(dim=1, prepend=packed[:, :1] - 1) > 0
+        # The running maximum carries what had gone before a prompt began through all of its tokens.
         gone = gone - torch.where(begins, gone - (~kept).long(), 0).cummax(dim=1).values
     return torch.cat([positions[:1] - gone, positions[1:].expand(-1, *gone.shape)]) if numbered else positions - gone
 
@@ -280,14 +260,12 @@ def _keep_apart(out: dict[str, Any], packed: Tensor, rows: ShorterRows) -> None:
 
 
 def _asked(asked: Tensor, shorter: ShorterRows) -> Tensor:
-    """The ``logits_to_keep`` of the shortened prompt: (n,) indices for every row, (B, n) per row, or (B, L) bool.
-
-    ``asked`` are those of the whole prompt; also (L,) bool.
-    """
+    """The ``logits_to_keep`` of the shortened prompt: (n,) indices for every row, (B, n) per row, or (B, L) bool."""
     kept, stays = shorter.kept, shorter.stays
     length, rows = kept.shape[1], asked.to(kept.device)
     if asked.dtype == torch.bool and asked.dim() == 1:
         rows = rows.nonzero().squeeze(1)
+    # Indices may be one list for all rows, or one per row.
     fits = rows.shape == kept.shape if rows.dtype == torch.bool else rows.dim() == 1 or len(rows) == len(kept)
     if not fits or (rows.dtype != torch.bool and not bool(((rows >= -length) & (rows < length)).all())):
         raise VitrimError(f"expected logits_to_keep among the {length} tokens of input_ids, got {tuple(asked.shape)}")
@@ -296,6 +274,7 @@ def _asked(asked: Tensor, shorter: ShorterRows) -> Tensor:
     else:
         every = (rows % length).expand(len(kept), -1)
         lost = not bool(kept.gather(1, every).all())
+        # The place of a token in its shortened row: how many stay up to it, behind the padding in front.
         places = stays.long().cumsum(dim=1) - 1 + shorter.first
         found = places.gather(1, every).clamp_min(0)
     if lost:
@@ -313,14 +292,8 @@ def _asked(asked: Tensor, shorter: ShorterRows) -> Tensor:
 
 
 def check_prompt(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse a prompt whose inputs called ``names`` do not describe the same tokens.
-
-    Raises:
-        VitrimError: ``input_ids`` are not (B, L), a mask has rows and columns, or a length is not L; only a mask may be
-            longer, for tokens in the cache.
-
-    Example:
-        >>> check_prompt({"input_ids": torch.zeros(1, 5), "labels": torch.zeros(1, 5)}, ["input_ids", "labels"])
+    """Refuse a prompt whose inputs called ``names`` do not describe the same tokens; a mask alone may be longer, for a
+    cache.
     """
     ids = given["input_ids"]
     if ids.dim() != 2:
@@ -352,14 +325,7 @@ def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:
 def kept_in_prompt(ids: Tensor, placeholder: int, flags: Sequence[Tensor]) -> Tensor:
     """(B, L) bool: the tokens of a prompt ``ids`` (B, L) that stay, all except some placeholders of images.
 
-    ``flags`` say for every image in order, (Q,) bool, which of its placeholders do.
-
-    Raises:
-        VitrimError: the prompt has another number of placeholders.
-
-    Example:
-        >>> kept_in_prompt(torch.tensor([[5, 1, 1, 1, 6]]), 1, [torch.tensor([True, False, True])])
-        tensor([[ True,  True, False,  True,  True]])
+    ``flags`` say for every image in order, (Q,) bool, which of its placeholders do; `VitrimError` for another number.
     """
     here = ids == placeholder
     wanted = torch.cat([flag.to(ids.device) for flag in flags])

@@ -20,6 +20,7 @@ class ThreadHooks:
         thread = threading.get_ident()
 
         def own(hook: Callable[..., Any]) -> Callable[..., Any]:
+            # A server may run the model in several threads, of which one has a context.
             return lambda *given: hook(*given) if threading.get_ident() == thread else None
 
         self.handles = [register(own(hook)) for register, hook in self.hooks()]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock
+from vitrim.hosts.shared.blocks import NamedBlock, part_of
 
 
 class MultiheadBlock(NamedBlock):
@@ -21,6 +21,7 @@ class MultiheadBlock(NamedBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         (attn,) = self.attentions(self)
+        # The packed weight comes in parts: no query or value is computed that nobody reads.
         q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
         bias, dropout = state.key_bias(q.dtype, self.proportional), attn.dropout if attn.training else 0.0
         return Attention(q, k, v, attn.head_dim**-0.5, bias, dropout)
@@ -36,10 +37,7 @@ class MultiheadBlock(NamedBlock):
 
 def packed_part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d), by ``in_proj_weight``."""
-    width = attn.in_proj_weight.shape[0] // 3
-    rows = slice(first * width, end * width)
-    bias = None if attn.in_proj_bias is None else attn.in_proj_bias[rows]
-    projected = F.linear(y, attn.in_proj_weight[rows], bias)
+    projected = part_of(attn.in_proj_weight, attn.in_proj_bias, y, first, end)
     return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
 
 
@@ -51,6 +49,7 @@ def check_options(attention: nn.MultiheadAttention, family: str) -> None:
         "add_bias_kv=True": attention.bias_k is not None,
         "add_zero_attn=True": attention.add_zero_attn,
     }
+    # Added keys belong to no token, and q, k and v of several widths do not lie in one weight.
     for problem, is_there in problems.items():
         if is_there:
             raise UnsupportedModelError(

@@ -1,8 +1,8 @@
 """Batches of images with different numbers of patches, padded to one length (NaFlex, SigLIP 2).
 
-Images of one grid run together, without their padding, and results are padded again. So no method ever matches, scores
-or counts padding, amounts refer to the image's own patches, and each image gets the result it gets alone. A batch costs
-one pass per grid in it. Compiled models run padded batches outside their graphs.
+Images of one grid run together, without their padding, and results are padded again: no method ever matches, scores or
+counts padding, and each image gets the result it gets alone. A batch costs one pass per grid in it, outside of compiled
+graphs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
     """The images of a batch grouped by grid, in order of appearance.
 
     ``valid`` (B, P) is True for real patches; ``shapes`` (B, 2) are rows and columns of every image.
-
-    Raises:
-        UnsupportedModelError: an image without patches, padding that is not at the end, export or tracing.
+    `UnsupportedModelError` for an image without patches, padding that is not at the end, export or tracing.
 
     Example:
         >>> valid = torch.tensor([[True, True, False], [True, True, True], [True, True, False]])
@@ -61,6 +59,7 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
         raise UnsupportedModelError("a reduced model takes no image without patches: its mask is all padding")
     if not all(key[-1] for key in keys):
         raise UnsupportedModelError("a reduced model takes padding behind an image's patches only, not among them")
+    # Groups in the order of their first images, so that a batch of one grid keeps its order.
     places: dict[tuple[int, ...], list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(tuple(key), []).append(place)
@@ -75,14 +74,8 @@ def run_groups(
 ) -> Any:
     """Run ``call`` on every group, and join outputs and the trace's states in the order of the batch.
 
-    Args:
-        model: reduced; ``trace`` is that of its blocks.
-        groups: from `groups_of`.
-        num_patches: per image, padding included.
-        call: runs the forward of the group's images without padding.
-
-    Raises:
-        UnsupportedModelError: several groups on a sharded model, or auxiliary outputs with one entry per patch.
+    ``trace`` is that of the blocks of ``model``; ``call`` runs the forward of a group's images without padding.
+    Refused: several groups on a sharded model, and auxiliary outputs with one entry per patch.
     """
     if len(groups) > 1 and any(sharded(module) for module in model.modules() if isinstance(module, ReducedBlock)):
         raise UnsupportedModelError(
@@ -113,13 +106,13 @@ def run_groups(
 def _join(parts: Sequence[Any], groups: Sequence[Group], places: Tensor, num_patches: int, num_prefix: int) -> Any:
     """Join the outputs of a model, tensors in any nesting of containers, for the whole batch.
 
-    Tokens (b, n, C) of all patches are padded to ``num_patches``; other lengths that differ among groups to the
-    longest. Padding is 0.
+    Tokens (b, n, C) of all patches are padded to ``num_patches``; other lengths that differ to the longest, with 0.
     """
 
     def together(*found: Any) -> Any:
         if not isinstance(found[0], Tensor):
             return found[0]
+        # Tokens of all patches, with or without a prefix, have a length that follows from the group's patches.
         full = found[0].dim() == 3 and all(
             part.shape[1] in (group.patches, group.patches + num_prefix)
             for part, group in zip(found, groups, strict=True)
@@ -154,6 +147,7 @@ def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int)
     masks = [torch.ones_like(s.size, dtype=torch.bool) if s.mask is None else s.mask for s in states]
     ragged = any(s.mask is not None for s in states) or len({s.num_tokens for s in states}) > 1
     inputs = first.num_prefix + num_patches
+    # The sources are as long as the longest grid's: places of padding have no token.
     sources = [F.pad(s.source, (0, inputs - s.source.shape[1]), value=-1) for s in states]
     return replace(
         first,
@@ -178,6 +172,7 @@ def _join_aux(states: Sequence[TokenState], places: Tensor) -> tuple[tuple[str, 
     for entries in zip(*(s.aux for s in states), strict=True):
         name, depth, _ = entries[0]
         values = [value for _, _, value in entries]
+        # A value per image can be put in the order of the batch; one per patch has no common length.
         per_image = all(value.dim() and len(value) == len(s.size) for value, s in zip(values, states, strict=True))
         if not per_image or len({value.shape[1:] for value in values}) > 1:
             raise UnsupportedModelError(

@@ -1,7 +1,7 @@
 """Selection of image tokens behind a tower: the input of a selector for every image, and the places it leaves.
 
-A reduced tower returns remaining tokens and their places; an unreduced one a feature for every place. Attention that a
-selector needs was recorded for the tokens of a block, possibly more than remain: it is read at the remaining places.
+A reduced tower returns remaining tokens and their places; an unreduced one a feature for every place. Attention was
+recorded for the tokens of a block, possibly more than remain: it is read at the remaining places.
 """
 
 from __future__ import annotations
@@ -54,13 +54,10 @@ def attended(
     cell: int,
     raster: bool,
 ) -> dict[int, Attended]:
-    """The attention of every image, from what `Trace.asking` kept.
+    """The attention of every image, from the ``notes`` of one block that `Trace.asking` kept.
 
-    Args:
-        notes: of one block.
-        class_token: read the class token's row; otherwise the mean over all queries.
-        wide: include queries and keys with heads concatenated.
-        cell, raster: see `vitrim.hosts.shared.compact.survivors`; values are averaged over cells.
+    ``class_token``: read the class token's row, otherwise the mean over all queries. ``wide``: include queries and keys
+    with heads concatenated. For ``cell`` and ``raster`` see `survivors`; values are averaged over cells.
     """
     found: dict[int, Attended] = {}
     for _, attention, state, images in notes:
@@ -76,6 +73,7 @@ def attended(
             if cell > 1:
                 places, total = cells_of(places, total, cell, raster), total // (cell * cell)
             places = places[valid]
+            # Tokens per place, at least one, to divide by: places without a token stay 0.
             counts = places.new_zeros(total).index_add(0, places, torch.ones_like(places)).clamp_min(1)
             own = partial(_means, places=places, valid=valid, counts=counts, prefix=prefix)
             own_sides = None if sides is None else torch.cat([sides[row, :1], own(sides[row])])
@@ -136,6 +134,7 @@ class Candidates:
             free = torch.ones(len(self.features), dtype=torch.bool, device=rows.device)
             free[rows] = False
             rows = torch.cat([rows, free.nonzero().squeeze(1)[:extra]])
+        # Row i of the features has the i-th place in the prompt that is flagged.
         places = self.flags.nonzero().squeeze(1)[rows.to(self.flags.device)]
         own = places[: len(places) - extra]
         flags, kept, merged = (torch.zeros_like(self.flags) for _ in range(3))
@@ -150,6 +149,7 @@ def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:
     """The choice for every image; images of equal size are processed together."""
     groups: dict[Any, list[int]] = {}
     for place, image in enumerate(images):
+        # Only images of one shape fit into one tensor; a selector decides for each by itself.
         groups.setdefault((image.features.shape, image.front, image.grid), []).append(place)
     found: dict[int, Choice] = {}
     for places in groups.values():
@@ -166,12 +166,8 @@ def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:
 
 
 def runs(ids: Tensor, placeholder: int) -> list[int]:
-    """The lengths of the runs of placeholders in a prompt (B, L), row by row.
-
-    Example:
-        >>> runs(torch.tensor([[1, 1, 5, 1], [1, 5, 5, 5]]), 1)
-        [2, 1, 1]
-    """
+    """The lengths of the runs of placeholders in a prompt (B, L), row by row."""
+    # Zeros at both ends: a run that touches the edge of a row begins and ends, too, and never joins the next row's.
     here = torch.nn.functional.pad((ids == placeholder).to(torch.int8), (1, 1)).flatten()
     edges = here.diff()
     starts, ends = (edges == 1).nonzero().squeeze(1), (edges == -1).nonzero().squeeze(1)
@@ -179,12 +175,11 @@ def runs(ids: Tensor, placeholder: int) -> list[int]:
 
 
 def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Tensor]:
-    """The features (n, D) of every image in a connector's output.
+    """The features (n, D) of every image in a connector's output: a list of (n, D) or (tiles, n, D), (images, n, D) or
+    (total, D).
 
-    Args:
-        pooled: a list of (n, D) or (tiles, n, D), or (images, n, D), or (total, D).
-        prompt_runs: lengths of runs of placeholders, which split (total, D) into images; another sum is refused.
-        together: a list entry holds all images of a prompt, so it is split by runs, too.
+    ``prompt_runs`` are the lengths of runs of placeholders, which split (total, D) into images; another sum is refused.
+    ``together``: a list entry holds all images of a prompt, so it is split by runs, too.
     """
     if not isinstance(pooled, Tensor):
         entries = [entry.flatten(0, -2) for entry in pooled]
@@ -206,11 +201,8 @@ def grid_of(tokens: int, frames: int, rows: int, columns: int) -> FrameGrid | No
     """The grid of ``tokens`` that are made of ``frames`` of ``rows`` x ``columns`` patches; None if it is unknown.
 
     Each token is made of a square of patches, and those at an edge that fill no square are left out.
-
-    Example:
-        >>> grid_of(24, 1, 4, 6), grid_of(6, 1, 5, 6), grid_of(7, 1, 4, 6)
-        ((1, 4, 6), (1, 2, 3), None)
     """
+    # The side of the square is not in the inputs: the number of tokens tells.
     grids = ((frames, rows // side, columns // side) for side in range(1, min(rows, columns) + 1))
     return next((grid for grid in grids if prod(grid) == tokens), None)
 
@@ -225,12 +217,7 @@ def texts(ids: Tensor, mask: Tensor | None, placeholders: Sequence[int], embed: 
 
 
 def rows_of_images(ids: Tensor, placeholder: int, counts: Sequence[int]) -> list[int]:
-    """The row of the prompt (B, L) that each image is in, from its number of placeholders.
-
-    Example:
-        >>> rows_of_images(torch.tensor([[1, 1, 5], [1, 5, 5]]), 1, [1, 1, 1])
-        [0, 0, 1]
-    """
+    """The row of the prompt (B, L) that each image is in, from its number of placeholders."""
     rows = (ids == placeholder).nonzero()[:, 0].tolist()
     found, first = [], 0
     for count in counts:

@@ -1,9 +1,9 @@
 """Windowed hosts (SAM, ViTDet): most blocks attend within windows of the image, some across them.
 
 Windows are batch rows: tokens travel as (B*W, n, C), W windows of n patches, through ordinary reduced blocks. A block
-that attends across windows also decides per window, so all keep the same count and nothing is padded; only its
-attention uses the keys of the whole image (`AcrossWindows`). After the last block, and after every block for full
-grids, windows are laid out as the host's map (B, rows, columns, C). Stochastic depth is drawn per window.
+that attends across windows also decides per window, so all keep the same count; only its attention uses the keys of the
+whole image (`AcrossWindows`). After the last block, and after every block for full grids, windows are laid out as the
+host's map (B, rows, columns, C). Stochastic depth is drawn per window.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ class Windows(NamedTuple):
     Attributes:
         rows, columns: windows of an image.
         height, width: patches of a window.
-
-    Example:
-        >>> windows = Windows.of((4, 6), 2)
-        >>> windows.number, windows.split(torch.zeros(3, 4, 6, 8)).shape
-        (6, torch.Size([18, 4, 8]))
     """
 
     rows: int
@@ -52,6 +47,7 @@ class Windows(NamedTuple):
         if side == 0:
             return cls(1, 1, height, width)
         if height % side or width % side:
+            # The nearest sizes that windows divide, for the error.
             lower, upper = (
                 f"{rows} x {columns}"
                 for rows, columns in (
@@ -74,6 +70,8 @@ class Windows(NamedTuple):
     def split(self, x: Tensor) -> Tensor:
         """The map (B, rows, columns, C) as windows (B*W, n, C)."""
         batch, channels = x.shape[0], x.shape[3]
+        # The axes are window row, row within it, window column, column within it: windows come first, then their
+        # insides.
         parts = x.reshape(batch, self.rows, self.height, self.columns, self.width, channels).transpose(2, 3)
         return parts.reshape(batch * self.number, self.height * self.width, channels)
 
@@ -98,6 +96,7 @@ class Windows(NamedTuple):
         rows, columns = position // self.width, position % self.width
         if not in_image:
             return rows, columns
+        # Batch rows are the windows of one image after another.
         window = torch.arange(position.shape[0], device=position.device)[:, None] % self.number
         return (
             self.of_images(rows + window // self.columns * self.height),
@@ -135,6 +134,7 @@ class WindowState(TokenState):
 
     def lines(self, in_image: bool) -> Lines:
         """Rows and columns of the tokens' anchors, in the window or ``in_image``; one batch row while all agree."""
+        # Unreduced, all windows have the same places: one row (or one image's) stands for the batch.
         position = self.position if self.reduced else self.position[: self.windows.number if in_image else 1]
         return self.windows.lines(position, in_image)
 
@@ -167,7 +167,11 @@ class ImageIndexMap(IndexMap):
 
     def _find_source(self) -> Tensor:
         source, prefix, number = self.before.source, self.prefix, self.windows.number
+        # Within a window, tokens count from 0; in the image, those of all windows follow one another behind all
+        # prefixes.
         window = torch.arange(source.shape[0], device=source.device)[:, None] % number
+        # Every prefix token of the image comes first, so patch tokens of window w begin behind those of the windows
+        # before it.
         patch = number * prefix + window * (self.before.num_tokens - prefix) + source - prefix
         source = torch.where(source >= prefix, patch, torch.where(source >= 0, window * prefix + source, source))
         patches = self.windows.join(source[:, prefix:].unsqueeze(-1)).flatten(1)
@@ -203,6 +207,7 @@ class AcrossWindows(Attention):
         """The same as ordinary attention of B images."""
         bias = self.bias
         if bias is not None:
+            # A bias per key is the same for every window of an image: the first of each stands for all.
             bias = bias[:: self.windows.number] if bias.shape[2] == 1 else self.windows.together(bias)
         q, k = self.windows.together(self.q), self.windows.together(self.k)
         v = None if self.v is None else self.windows.together(self.v)
@@ -236,8 +241,10 @@ class WindowBlock(NamedBlock):
         if x.dim() == 3:
             return super().incoming(x)
         grid = (x.shape[2], x.shape[3]) if self.channels_first else (x.shape[1], x.shape[2])
+        # At every call: images of another size have other windows.
         windows = Windows.of(grid, self.side)
         rows = self.rows_of(x, windows)
+        # The state is stamped on the map that the last block left, and this block reads windows.
         hand_stamp(x, rows)
         state = super().incoming(rows)
         hand_stamp(rows, x)
@@ -264,6 +271,7 @@ class WindowBlock(NamedBlock):
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         assert isinstance(state, WindowState)
         x = super().outgoing(x, state)
+        # Between blocks, windows stay apart unless a layer's full grid is asked for.
         if self.last:
             self.leave_states_of_images()
         elif not state.asked.full_grids:
@@ -320,9 +328,11 @@ class WindowBlock(NamedBlock):
             bias = windows.bias_of_images(bias)
         if relative is not None and getattr(attn, "rel_pos_h", None) is not None:
             down, across = (windows.rows, windows.columns) if self.crosses else (1, 1)
+            # Across windows, relative positions reach over the whole image.
             lines = (down * windows.height, across * windows.width)
             tables = (relative(lines[0], lines[0], attn.rel_pos_h), relative(lines[1], lines[1], attn.rel_pos_w))
             own = relative_bias(windows.together(q) if crosses else q, tables, state.lines(crosses))
+            # Back to windows: their queries are batch rows again.
             bias = add_bias(windows.apart(own) if crosses else own, bias)
         if crosses:
             return AcrossWindows(q, k, v, scale, bias, windows=windows, **more)
@@ -338,6 +348,7 @@ def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Ten
     heads, n = q.shape[1], q.shape[2]
     total = None
     for table, line in zip(tables, lines, strict=True):
+        # Each query with the vectors of all lines, then of each key's line: no (N, N, d) tensor.
         to_lines = torch.einsum("bhnd,bnsd->bhns", q, table.to(q.dtype)[line])
         own = to_lines.gather(3, line[:, None, None].expand(q.shape[0], heads, n, n))
         total = add_bias(total, own)

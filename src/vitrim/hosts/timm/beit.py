@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.timm.common import PreNormGamma, TimmHost
+from vitrim.hosts.timm.common import BiasBeside, PreNormGamma, TimmHost
 
 
-class ReducedBeitBlock(PreNormGamma, Block):
+class ReducedBeitBlock(PreNormGamma, BiasBeside, Block):
     attention_classes = (BeitAttention,)
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from vitrim.core.attention import Attention, add_bias
+from vitrim.core.attention import Attention, add_bias, split_heads
 from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls, scale_of, with_form
+from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls, part_of, scale_of, with_form
 from vitrim.hosts.timm.versions import in_chans, refuse_shifted_bias
 
 
@@ -63,6 +64,34 @@ class TimmBlock(JointBlock):
         if table is not None:
             bias = add_bias(bias, state.pair_bias(table, rows).to(q.dtype))
         return Attention(q, k, v, scale_of(attn.fused_attn, attn, q), bias, k_raw=k_raw, **kernel(attn))
+
+
+class BiasBeside(TimmBlock):
+    """The attention of EVA and BEiT: the bias of q, k and v may be beside ``qkv``, which may be three layers."""
+
+    def comes_apart(self, attn: Any) -> bool:
+        return attn.qkv is None or self.reads_weight(attn) or super().comes_apart(attn)
+
+    def reads_weight(self, attn: Any) -> bool:
+        """True if the library itself uses the weight of ``qkv`` without calling it, with the bias beside it."""
+        return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
+
+    def part(self, attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
+        if attn.qkv is not None:
+            return super().part(attn, y, first, end)
+        # grouped queries have fewer key and value heads
+        heads = (attn.num_heads, *[getattr(attn, "num_kv_heads", attn.num_heads)] * 2)
+        layers = (attn.q_proj, attn.k_proj, attn.v_proj)
+        return tuple(split_heads(layers[each](y), heads[each]) for each in range(first, end))
+
+    def joined(self, attn: Any, y: Tensor, first: int, end: int) -> Tensor:
+        if self.reads_weight(attn):
+            return part_of(attn.qkv.weight, torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)), y, first, end)
+        projected = super().joined(attn, y, first, end)
+        if getattr(attn, "q_bias", None) is not None:
+            # in place as in timm: keeps the dtype under autocast
+            projected += torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)[first:end])
+        return projected
 
 
 class PreNorm(TimmBlock):
@@ -145,14 +174,12 @@ class TimmHost(Host):
     def geometry(cls, model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows and columns of patches, and height and width of the images, that ``model`` was made for.
 
-        For a user's own patch embedding, from the position table and ``pretrained_cfg``.
-
-        Raises:
-            UnsupportedModelError: neither tells.
+        For a user's own patch embedding, from the position table and ``pretrained_cfg``; refused if neither tells.
         """
         embed = getattr(model, "patch_embed", None)
         grid_size, image_size = getattr(embed, "grid_size", None), getattr(embed, "img_size", None)
         if grid_size is None and (table := getattr(model, "pos_embed", None)) is not None:
+            # A table without rows for the prefix has one for every patch.
             places = table.shape[1] - (0 if getattr(model, "no_embed_class", False) else model.num_prefix_tokens)
             side = isqrt(max(places, 0))
             grid_size = (side, side) if side * side == places > 0 else None

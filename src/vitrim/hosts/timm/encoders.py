@@ -1,7 +1,6 @@
 """timm's image encoders of language models: Qwen3-VL, DeepSeek, Gemma 4, alone or in its classifiers.
 
-Behind the blocks their tokens are laid out as a map, for a projector that joins neighbours or for a mean, so every
-patch needs a token.
+Behind the blocks their tokens are laid out as a map, so every patch needs a token.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ class ReducedGemma4Block(TimmBlock, gemma4.Gemma4Block):
     def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn: Any = self.attn
         y = self.pre_norm(x)
+        # The first rows are the prefix and the first patches: their angles are the first, too.
         q = attn.q_norm(split_heads(attn.q_proj(y if rows is None else y[:, :rows]), attn.num_heads))
         k_raw = expand_groups(attn.k_norm(split_heads(attn.k_proj(y), attn.num_kv_heads)), attn.num_heads)
         # (B, P0, d) each, as one table for all heads

@@ -1,7 +1,7 @@
 """timm's `Eva`: EVA, EVA-02, `vit_*_rope`, DINOv3 and the plain Perception Encoders.
 
-Rotary tables are made for the patches that enter block 0 and read at each token's position, so remaining tokens keep
-their angles. Patch dropout in training precedes block 0: positions then count in its shorter tables.
+Rotary tables are read at each token's position, so remaining tokens keep their angles. After patch dropout in training,
+positions count in its shorter tables.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.timm.common import PostNorm, PreNormGamma, TimmBlock, TimmHost, refuse_mask
+from vitrim.hosts.timm.common import BiasBeside, PostNorm, PreNormGamma, TimmHost, refuse_mask
 
 
-class ReducedRopeBlock(TimmBlock):
+class ReducedRopeBlock(BiasBeside):
     """Base of timm's reduced blocks with rotary embedding, without their norms."""
 
     attention_classes = (EvaAttention, AttentionRope)
@@ -35,6 +35,7 @@ class ReducedRopeBlock(TimmBlock):
         attn: Any = self.attn
         q, k, v = self.project_all(x, rows)
         dtype = k.dtype
+        # Keys of a group are shared by its heads; methods see one key per head.
         q, k = attn.q_norm(q), expand_groups(attn.k_norm(k), attn.num_heads)
         k_raw, rope = None, given
         if rope is not None:

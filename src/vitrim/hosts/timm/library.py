@@ -105,6 +105,7 @@ class TimmLibrary(Library):
 
     def starting(self, model: Any) -> Starting | None:
         family, positions = self.family(), getattr(model, "pos_embed", None)
+        # A mimetic start sets q, k and v of one width each, and positions behind those of the prefix.
         if family is None or positions is None:
             return None
         attentions: list[Any] = [getattr(block, "attn", None) for block in family.blocks(model)]
@@ -119,6 +120,7 @@ class TimmLibrary(Library):
 
     def resampled(self, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         found = dict(weights)
+        # A subclass of a user's has the conversion of the family that it comes from.
         modules = [sys.modules[kind.__module__] for kind in type(model).__mro__ if kind.__module__.startswith("timm.")]
         convert = next((one.checkpoint_filter_fn for one in modules if hasattr(one, "checkpoint_filter_fn")), None)
         if convert is not None:  # the family's own, with which timm loads weights
@@ -176,6 +178,7 @@ class TimmLibrary(Library):
 
         if not isinstance(model, VisionTransformer) or size % max(model.patch_embed.patch_size):
             return None
+        # The caller's model keeps its size: its table of positions is resampled in the copy.
         found = copy.deepcopy(model)
         found.set_input_size((size, size))
         return found

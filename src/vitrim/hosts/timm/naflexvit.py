@@ -48,6 +48,7 @@ class PaddedFeatures(Installed):
 
         found = run_groups(self.model, self.trace, split(patch_coord, patch_valid), patches.shape[1], run)
         assert self.trace.call.final is not None
+        # Groups whose images kept fewer patches than the batch's longest get rows that are not real.
         valid, rows = found["patch_valid"], max(found["patches"].shape[1] - self.trace.call.final.num_prefix, 0)
         return {**found, "patch_valid": F.pad(valid, (0, rows - valid.shape[1]))}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import project_qkv, scale_of
+from vitrim.hosts.shared.blocks import scale_of
 from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
 from vitrim.hosts.timm.common import PreNorm, TimmBlock, TimmHost, kernel
 from vitrim.hosts.timm.library import TimmMapLibrary
@@ -25,7 +25,7 @@ class TimmWindowBlock(WindowBlock, TimmBlock):
 
     def project(self, x: Tensor, state: Any, rows: int | None, given: Any) -> Attention:
         attn, table = self.attn, given
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
         if table is not None:

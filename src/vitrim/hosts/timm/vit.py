@@ -1,8 +1,4 @@
-"""timm's `VisionTransformer` with all its plain blocks: ViT, DeiT, DeiT III, AugReg, MAE, DINOv2, CLIP.
-
-Distillation, register tokens, LayerScale, qk-norm and every pooling use the same class; post-norm and parallel blocks
-have their own reduced forms.
-"""
+"""timm's `VisionTransformer` with all its plain blocks: ViT, DeiT, DeiT III, AugReg, MAE, DINOv2, CLIP."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.shared.blocks import project_qkv, project_values, through
+from vitrim.hosts.shared.blocks import through
 from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost, refuse_mask
 from vitrim.hosts.timm.versions import fused_projection
 
@@ -115,6 +111,7 @@ class ReducedParallelScalingBlock(ReducedViTBlock, vit.ParallelScalingBlock):
 
     def _projected(self, y: Tensor, first: int, end: int) -> Tensor:
         """Parts first..end of MLP, q, k, v (0, 1, 2, 3) of normed tokens (B, N, C), concatenated."""
+        # The rows of the joint projection: the MLP's hidden layer, then q, k, v.
         rows = slice(sum(self.in_split[:first]), sum(self.in_split[:end]))
         if not is_bare(self.in_proj):
             return self.in_proj(y)[..., rows]  # type: ignore[no-any-return]
@@ -144,7 +141,7 @@ class ReducedParallelThingsBlock(ReducedViTBlock, vit.ParallelThingsBlock):
     def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         queries, keys, values = [], [], []
         for branch in self.attns:
-            q, k, v = project_qkv(branch.attn, branch.norm(x), rows, self.reducer.fresh_values)
+            q, k, v = self.project_qkv(branch.attn, branch.norm(x), rows)
             queries.append(branch.attn.q_norm(q))
             keys.append(branch.attn.k_norm(k))
             values.append(v)
@@ -153,10 +150,11 @@ class ReducedParallelThingsBlock(ReducedViTBlock, vit.ParallelThingsBlock):
         return self.attention_of(self.attns[0].attn, state, torch.cat(queries, dim=1), torch.cat(keys, dim=1), v)
 
     def values(self, x: Tensor) -> Tensor:
-        return torch.cat([project_values(branch.attn, branch.norm(x)) for branch in self.attns], dim=1)
+        return torch.cat([self.project_values(branch.attn, branch.norm(x)) for branch in self.attns], dim=1)
 
     def attention_branch(self, out: Tensor) -> Tensor:
         updates = []
+        # The heads of all attentions lie side by side: each takes its own back.
         for branch, own in zip(self.attns, out.chunk(len(self.attns), dim=-1), strict=True):
             updates.append(branch.drop_path(branch.ls(through(branch.attn, ("norm", "proj", "proj_drop"), own))))
         return torch.stack(updates).sum(dim=0)

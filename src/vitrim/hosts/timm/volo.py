@@ -52,6 +52,7 @@ class TimmVolo(WindowedHost, TimmHost):
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
         rows, columns = model.pos_embed.shape[1:3]
+        # Pixels per place of the map that these blocks see.
         size = model.feature_info[-1]["reduction"]
         return HostFacts(
             dim=model.num_features,

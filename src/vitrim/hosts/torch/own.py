@@ -1,7 +1,6 @@
 """A user's own ViT, described by the names of its parts: `OwnBlock` and `OwnHost`, and PyTorch's encoder layer.
 
-A wrong description may raise no error: another scale, a missing class token. So before anything is reduced,
-`OwnHost.check` runs the model on one image of noise and compares.
+A wrong description may raise no error (another scale, a missing class token), so `OwnHost.check` compares one run.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from operator import attrgetter
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
@@ -20,7 +18,7 @@ from vitrim.core.library import pair
 from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp, named, with_form
+from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp, named, part_of, with_form
 from vitrim.hosts.shared.multihead import MultiheadBlock, check_options, packed_part
 from vitrim.hosts.torch.trial import TrialRun
 
@@ -55,6 +53,7 @@ class OwnBlock(NamedBlock):
 
     @classmethod
     def attentions(cls, block: Any) -> list[Any]:
+        # A block without an attention of its own has the projections itself.
         return [block if cls.attention_name is None else named(block, cls.attention_name)]
 
     @classmethod
@@ -93,9 +92,7 @@ class OwnBlock(NamedBlock):
             return tuple(split_heads(layer(y), heads) for layer in layers[first:end])
         if not self.comes_apart():
             return tuple(split_heads(each, heads) for each in layers[0](y).chunk(3, dim=-1)[first:end])
-        width = layers[0].out_features // 3
-        rows = slice(first * width, end * width)
-        projected = F.linear(y, layers[0].weight[rows], None if layers[0].bias is None else layers[0].bias[rows])
+        projected = part_of(layers[0].weight, layers[0].bias, y, first, end)
         return tuple(split_heads(each, heads) for each in projected.chunk(end - first, dim=-1))
 
     def project_output(self, out: Tensor) -> Tensor:
@@ -210,6 +207,7 @@ class OwnHost(Host):
         assert patch is not None
         head, first = cls.heads[0], cls.blocks(model)[0]
         prefix = cls._named(model, "num_prefix")
+        # Both heads imply a class token in front.
         prefix = int(head in ("class token", "patches")) if prefix is None else prefix
         dim, num_heads = width_and_heads(*with_form(cls, first))
         classifier = cls.classifier(model)

@@ -26,6 +26,7 @@ class TrialRun:
         self.model = model
         self.facts = host.facts(model)
         noise = torch.rand(1, *self.facts.input_size, generator=torch.Generator().manual_seed(0))
+        # Always the same noise: a description passes or fails, never by chance.
         self.images = noise.to(like)
         # in half precision, long sums round in another order
         self.tolerance = 0.03 if torch.finfo(like.dtype).bits < 32 else 1e-3
@@ -38,6 +39,7 @@ class TrialRun:
         first = blocks[0].register_forward_hook(self.keep, with_kwargs=True)
         with first, blocks[-1].register_forward_hook(self.spoil):
             logits = self.model(self.images)
+            # Once more with changed rows that the head should not read: the logits must be the same to the last bit.
             self.spoils = self.facts.head_rows is not None
             spoilt = self.model(self.images)
         if self.got is None:
@@ -97,6 +99,7 @@ class TrialRun:
         if not self.is_update(first, expected[:, :1], x[:, :1]):
             raise self.wrong("project leaves out rows", "give the queries of the first rows only, where rows are given")
         state = TokenState.start(x, self.facts.num_prefix)
+        # Sizes that differ must change the attention, or merged tokens would count as one patch.
         heavier = replace(state, size=state.size * torch.arange(1, wanted + 1, device=x.device), uniform=False)
         bias, plain = (whole.project(x, each, None, None).bias for each in (heavier, state))
         if bias is None or (plain is not None and torch.equal(bias, plain)):
@@ -109,6 +112,7 @@ class TrialRun:
         if found.shape != expected.shape:
             return False
         found, wanted, before = found.double(), expected.double(), x.double()
+        # A block that changes little, such as an untrained one with small layer scales, may differ by rounding alone.
         rounding = 8 * torch.finfo(x.dtype).eps * wanted.norm()
         return bool((found - wanted).norm() <= self.tolerance * (wanted - before).norm() + rounding)
 

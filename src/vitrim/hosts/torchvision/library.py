@@ -61,6 +61,7 @@ class TorchvisionViTLibrary(TorchvisionLibrary):
 
     def features_and_logits(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         self.readers(model)  # refuses a model without
+        # The class token comes first: the head reads that alone.
         tokens = self.tokens_of(model, images)
         return tokens, model.heads(tokens[:, 0])
 

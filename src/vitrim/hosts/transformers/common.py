@@ -1,7 +1,4 @@
-"""Code shared by the hosts of Hugging Face transformers: reduced layers, and hooks on the module around them.
-
-A family's file names the norms, attention and MLP of a layer, and the model classes that own layers.
-"""
+"""Code shared by the hosts of Hugging Face transformers: reduced layers, and hooks on the module around them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import Asked, Call, TokenState, Trace, unmerge
 from vitrim.core.versions import constant, require
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv, with_form
+from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, with_form
 
 USUAL_SIDE = 32
 """Side in patches, 448 pixels, of images for models that have no size of their own."""
@@ -41,8 +38,7 @@ class LayerCall(Call):
     """A forward of the library.
 
     Attributes:
-        maps: it returns attention maps.
-        map: that of the running block.
+        maps, map: it returns attention maps; that of the running block.
         passed: arguments that the library passes on to a user's attention function.
     """
 
@@ -75,6 +71,7 @@ class ReducedLayer(NamedBlock):
     def run(self, x: Tensor, given: Any = None) -> Tensor:
         out = super().run(x, given)
         if self.trace.call.maps:
+            # The attention module is bypassed, so the library's hooks on it are called here.
             (attn,), found = self.attentions(self), self.trace.call.map
             self.trace.call.map = None
             for hook in tuple(attn._forward_hooks.values()):  # the library's, which collect maps
@@ -140,6 +137,7 @@ class ReducedLayer(NamedBlock):
         return self.split_heads(attn, getattr(attn, self.projections[2])(self.pre_norm(x)))
 
     def split_heads(self, attn: Any, projected: Tensor) -> Tensor:
+        # A projection has as many heads as widths of a head fit into it: fewer for grouped keys and values.
         return split_heads(projected, projected.shape[-1] // getattr(attn, self.head_dim_name))
 
 
@@ -167,6 +165,7 @@ def _call_own(
     function: Callable[..., Any], attn: nn.Module, given: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, bias: Any
 ) -> Tensor:
     """The output (B, H, M, d) of a user's ``function``, called as the library does; the bias is its mask."""
+    # A user's function expects a row per query.
     mask = None if bias is None else bias.expand(-1, -1, q.shape[2], -1)
     out: Tensor = function(attn, q, k, v, mask, **given)[0]
     return out.reshape(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
@@ -176,7 +175,7 @@ class ReducedJointLayer(JointBlock, ReducedLayer):
     """The reduced form of layers with one projection ``qkv``."""
 
     def queries_keys_values(self, attn: Any, y: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        return project_qkv(attn, y, rows, self.reducer.fresh_values)
+        return self.project_qkv(attn, y, rows)
 
 
 class ReducedClipLayer(ReducedLayer):
@@ -258,8 +257,8 @@ class TrunkHook(Installed):
 
     With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
     un-merged after every layer. With ``output_attentions``: each layer's map over its own tokens, which needs eager
-    attention, as in the dense model. Refuses masks over the full sequence, and inputs that the family refuses. A hook,
-    and not a new forward, because export and trainers read the signature of ``model.forward``.
+    attention. Refuses masks over the full sequence, and inputs that the family refuses. A hook, and not a new forward,
+    because export and trainers read the signature of ``model.forward``.
     """
 
     host: type[TransformersHost]
@@ -284,6 +283,7 @@ class TrunkHook(Installed):
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
         is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
         hidden = _wanted("output_hidden_states", trunk, given) and not call.asked.compact
+        # Features and hidden states are read as full grids, with one number of rows in all layers.
         call.once = Asked(is_backbone or hidden, spares_last=hidden and self.pools and not is_backbone)
         if not self.host.has_maps and (maps or given.get("output_attentions")):
             call.maps = False
@@ -413,6 +413,7 @@ class TransformersHost(Host):
         config = trunk.config
         height, width = cls.image_size(config)
         patch_height, patch_width = _pair(config.patch_size)
+        # Several classifiers of one model, as of DeiT, have the same classes.
         first = next(iter(classifiers(model)), None)
         return HostFacts(
             dim=getattr(config, cls.width_name),
@@ -478,6 +479,7 @@ class TransformersHost(Host):
         trunk = cls.trunk(model)
         positional = tuple(inspect.signature(type(trunk).forward).parameters)[1:]
         facts = cls.facts(model)
+        # A mean over patches must not read the zeros of pruned ones when hidden states are asked for.
         hook = TrunkHook(cls, trace, positional, cls.pools and facts.averages_patches and not facts.dense)
         trunk.register_forward_pre_hook(hook, with_kwargs=True)
         trunk.register_forward_hook(HiddenHook(trace))

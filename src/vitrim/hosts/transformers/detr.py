@@ -1,7 +1,6 @@
 """Detector backbones whose windows are batch rows from the start: LW-DETR's ViT and RF-DETR's DINOv2.
 
-Tokens travel as (B*W, n, C), with W square windows of n tokens per image. Most layers attend within a window, the
-others across all windows of the image. In RF-DETR every window has its own class token.
+Tokens travel as (B*W, n, C), W square windows of n tokens per image. In RF-DETR every window has its own class token.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
         state = ReducedBlock.incoming(self, x)
         if isinstance(state, WindowState):
             return state
+        # Windows are square: their number of tokens tells the side.
         side, number = isqrt(x.shape[1] - state.num_prefix), self.windows_a_side
         return self.begin(state, Windows(number, number, side, side))
 

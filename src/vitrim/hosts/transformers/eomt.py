@@ -1,7 +1,6 @@
 """Hugging Face EoMT, with the layers of DINOv2 or DINOv3: those before the queries join are reduced.
 
-The last ``num_blocks`` layers run on queries and every patch at its place, predict masks, and are not reduced. So the
-last layer before them un-merges, and brings pruned patches back.
+The last ``num_blocks`` layers run on queries and every patch at its place, so the layer before them un-merges.
 """
 
 from __future__ import annotations
@@ -135,8 +134,10 @@ class EomtLibrary(TransformersLibrary):
         found = []
         for logits, label, score, (height, width) in zip(_enlarged(output, images), labels, scores, whole, strict=True):
             masks = logits > 0  # (Q, H, W)
+            # What lies in the padding is no part of an object.
             masks[:, height:] = False
             masks[:, :, width:] = False
+            # The mean of the mask's probabilities over its pixels, as in the library's score.
             inside = (logits.sigmoid() * masks).sum((1, 2)) / (masks.sum((1, 2)) + 1e-6)
             some = masks.any(dim=2).any(dim=1)
             boxes = masks_to_boxes(masks[some])

@@ -38,6 +38,7 @@ class Processed:
                 f"cannot read how images are prepared from '{source}' (preprocessor_config.json): {first_line(error)}"
             ) from error
 
+        # A model made for larger images resizes and crops in the same proportion.
         given = {name: getattr(self.processor, name, None) for name in ("size", "crop_size")} if scale != 1.0 else {}
         self.sizes = {
             name: {side: round(number * scale) for side, number in dict(sides).items() if number is not None}
@@ -124,6 +125,7 @@ class TransformersLibrary(Library):
         given = tokenizer(list(texts), padding="max_length", max_length=most, truncation=True, return_tensors="pt")
         with torch.no_grad():
             found = both.get_text_features(**given.to(both.device))
+        # SigLIP has a bias, CLIP none.
         vectors, bias = self.vector(both, found), getattr(both, "logit_bias", None)
         assert vectors is not None
         return vectors, both.logit_scale.exp().item(), 0.0 if bias is None else bias.item()
@@ -229,6 +231,7 @@ def interpolated(embeddings: Any, place: str, table: Tensor, own: Tensor, image:
 
     ``place`` is the table's name in the module ``embeddings``, which stays as it is; ``image`` is the image's size.
     """
+    # The library resamples its own table: one of the given size takes its place in a copy.
     source, table = copy.deepcopy(embeddings), table.to(own.dtype)
     number = max(table.shape[:-1])
     if place.endswith(".weight"):
@@ -252,11 +255,6 @@ def resizing(processor: Any) -> dict[str, Any]:
     """The resizing of an image processor, in the terms of `Preprocessing`; empty if these cannot express it.
 
     Both crop the centre; where that is not a whole number of pixels, they may differ by a pixel.
-
-    Example:
-        >>> from transformers import ViTImageProcessor
-        >>> resizing(ViTImageProcessor(size={"height": 224, "width": 224}))
-        {'interpolation': 'bilinear', 'crop_share': 1.0, 'crop_mode': 'squash'}
     """
     resample, size = getattr(processor, "resample", None), getattr(processor, "size", None) or {}
     if resample is None or not getattr(processor, "do_resize", True):

@@ -1,8 +1,7 @@
 """Hugging Face towers that take images of any size packed into one sequence: Pixtral, Qwen2-VL, Qwen3-VL.
 
-Between the blocks, images (and frames of videos, which attend separately) are batch rows. Behind Qwen's towers a merger
-joins cells of 2 x 2 patches, which are reduced as wholes (`vitrim.core.cells`); the library's order of patches is cell
-by cell.
+Between the blocks, images (and frames of videos) are batch rows. Behind Qwen's towers a merger joins cells of 2 x 2
+patches, which are reduced as wholes (`vitrim.core.cells`); the library's order of patches is cell by cell.
 """
 
 from __future__ import annotations
@@ -155,6 +154,7 @@ class PackedForward(Installed):
             call = self.trace.call
             call.images, seen = len(images), len(call.attentions)
             output = run(images, grids[images[0]])
+            # Notes of this pass count its own images: they get their numbers in the batch.
             call.attentions[seen:] = [note._replace(images=tuple(images)) for note in call.attentions[seen:]]
             return output
 
@@ -187,6 +187,7 @@ class PixtralForward(PackedForward):
 
         def run(images: list[int], grid: Grid) -> Any:
             height, width = grid[0] * side, grid[1] * side
+            # Images stand in the upper left corner of the frame; the rest is padding.
             own = pixel_values if len(images) == len(pixel_values) else pixel_values[images]
             return forward(self.tower, own[:, :, :height, :width], image_sizes=[(height, width)] * len(own), **kwargs)
 
@@ -204,6 +205,7 @@ class QwenForward(PackedForward):
         """Run the forward on packed patches (sum of t h w, values), ``grid_thw`` (images, 3)."""
         forward: Any = type(self.tower).forward
         _check_grids(grid_thw, len(hidden_states), self.tower.spatial_merge_size)
+        # Frames attend separately, so each counts as an image.
         grids = [(rows, columns) for frames, rows, columns in grid_thw.tolist() for _ in range(frames)]
         single = hidden_states.split([rows * columns for rows, columns in grids])
 
@@ -242,7 +244,9 @@ def patches_in_cells(config: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     side, cell = config.patch_size, config.spatial_merge_size
     rows, columns = images.shape[-2] // side, images.shape[-1] // side
     shape = (-1, images.shape[-3], rows // cell, cell, side, columns // cell, cell, side)
+    # Cells in raster order, the patches of a cell in raster order, as the library's processor lays them out.
     patches = images.reshape(shape).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten(0, 4)  # (patches, C, side, side)
+    # The tower's patches are of several frames: an image repeats in time.
     clips = patches.unsqueeze(2).expand(-1, -1, config.temporal_patch_size, -1, -1)
     return clips.flatten(1), torch.tensor([[1, rows, columns]]).repeat(len(images), 1)
 

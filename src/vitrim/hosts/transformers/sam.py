@@ -37,6 +37,7 @@ class _ReducedWindowLayer(WindowBlock, JointBlock):
 
 class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
     attention_classes = (sam.SamVisionAttention, sam.SamVisionSdpaAttention)
+    heads_name = "num_attention_heads"
     norm_name = "layer_norm1"
     mlp_names = ("layer_norm2", "mlp")
 

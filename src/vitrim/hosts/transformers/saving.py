@@ -1,12 +1,9 @@
 """``save_pretrained`` and pickling of Hugging Face models that are reduced or contain a reduced part.
 
-The folder gets the dense model's own files and beside them the reduction, as ``reduction.save`` writes it. The call is
-changed in the class of all models of the library, because a reduced part does not know the model it is in.
-
-A ``state_dict`` argument decides what the weights file contains: `transformers.Trainer` always passes one, so its
-checkpoints include the learned parameters, and training can resume.
-
-Hooks that record outputs are nested functions in the library, which cannot be pickled; `CapturingHook` replaces them.
+The folder gets the dense model's own files and beside them the reduction. The call is changed in the class of all
+models of the library, because a reduced part does not know the model it is in. A ``state_dict`` argument decides what
+the weights file contains: `transformers.Trainer` always passes one, so its checkpoints include the learned parameters.
+Hooks that record outputs are nested functions, which cannot be pickled; `CapturingHook` replaces them.
 """
 
 from __future__ import annotations
@@ -56,6 +53,7 @@ def with_reduction(save_pretrained: Callable[..., Any]) -> Callable[..., Any]:
         )
         if is_main_process:
             own = {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}
+            # A sharded or partial state dict may lack them: then the reduction saves its own.
             complete = all(key in own for key in part.state_dict() if ".reducer." in key)
             handle_of(part).save(save_directory, state=own if complete else None, module=name)
         return saved

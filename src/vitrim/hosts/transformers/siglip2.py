@@ -1,7 +1,4 @@
-"""Hugging Face SigLIP 2 (NaFlex): the vision tower, alone, with a classifier, or beside the text tower.
-
-Its input is patches with a mask.
-"""
+"""Hugging Face SigLIP 2 (NaFlex): the vision tower on patches with a mask, alone, with a classifier, or beside text."""
 
 from __future__ import annotations
 
@@ -79,12 +76,7 @@ class PaddedForward(Installed):
 
 
 def fill(output: Any, num_patches: int) -> Any:
-    """The tower's output with tokens (B, M, C) extended by their mean to ``num_patches`` rows.
-
-    Example:
-        >>> fill((torch.tensor([[[1.0], [3.0]]]), None), 3)[0].flatten()
-        tensor([1., 3., 2.])
-    """
+    """The tower's output with tokens (B, M, C) extended by their mean to ``num_patches`` rows."""
     tokens: Tensor = output[0]
     if tokens.shape[1] == num_patches:
         return output
@@ -121,6 +113,7 @@ class ProcessedPatches(Processed):
         patches, real = found["pixel_values"][0], found["pixel_attention_mask"][0].bool()
         columns = int(found["spatial_shapes"][0][1])
         place = torch.arange(len(patches))
+        # Counted from 1: a row of zeros is padding. In the values' dtype they stay exact up to 256 in bfloat16.
         places = torch.stack([place // columns, place % columns], dim=1) + 1
         sheet = torch.cat([patches, places.to(patches.dtype)], dim=1) * real[:, None]
         return sheet[None]  # type: ignore[no-any-return]
@@ -137,6 +130,7 @@ class Siglip2Library(TransformersLibrary):
             patches, places = images[:, 0, :, :-2], images[:, 0, :, -2:]
             if images.is_meta:  # only counted: all patches, on one row
                 return self.of_one_grid(patches, 1, patches.shape[1])
+            # Rows and columns are counted from 1, so their largest are the grid.
             shapes, real = places.amax(dim=1).round().long(), (places[..., 0] > 0).long()
             return {"pixel_values": patches, "pixel_attention_mask": real, "spatial_shapes": shapes}
         height, width = images.shape[2:]
@@ -145,6 +139,7 @@ class Siglip2Library(TransformersLibrary):
                 f"{type(model).__name__} takes images of {config.num_channels} channels and whole patches of {side} x "
                 f"{side} px, not {tuple(images.shape[1:])}"
             )
+        # Pixel by pixel, channel last, as the processor lays out the values of a patch.
         cut = images.unflatten(3, (width // side, side)).unflatten(2, (height // side, side))
         patches = cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
         return self.of_one_grid(patches, height // side, width // side)

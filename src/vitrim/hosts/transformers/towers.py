@@ -1,6 +1,6 @@
 """Hugging Face models of an image and a text tower: CLIP, SigLIP, AltCLIP, Chinese-CLIP, AIMv2, MetaCLIP 2, OWL-ViT.
 
-The image tower is reduced, alone or in a model of both; text towers are not, even if their layers have the same class.
+Text towers are not reduced, even if their layers have the same class.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hugging Face VideoMAE and V-JEPA 2: tokens of space and time, without a class token.
 
-The grid has three axes: frames, rows and columns. Methods that read rows and columns of an image are refused.
+The grid has three axes, so methods that read rows and columns of an image are refused.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class ReducedVJEPA2Layer(ReducedLayer, vjepa2.VJEPA2Layer):
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attention = super().projected(x, state, rows, given)
+        # The library computes frame, row and column from the number of a place: the anchor's.
         places = self.attention.get_position_ids(x, masks=state.position if state.reduced else None)
         q, k = (self.attention.apply_rotary_embeddings(each, places) for each in (attention.q, attention.k))
         return replace(attention, q=q, k=k, k_raw=attention.k)

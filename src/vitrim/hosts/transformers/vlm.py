@@ -1,7 +1,7 @@
 """Code shared by Hugging Face's vision-language models: prompts that get shorter with the images.
 
-The library's models accept precomputed features of images (``mm_encoder_outputs``). So features are computed first, the
-prompt is shortened to match, and the model's own forward, or ``generate``, runs on both. No library code is copied.
+Features are computed first, the prompt is shortened to match, and the model's own forward, or ``generate``, runs on
+both (``mm_encoder_outputs``). No library code is copied.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class PromptHook(Installed):
                 f"the cache is of {len(behind)} prompts whose tokens kept their positions, and there are {len(tokens)} "
                 "rows now: give position_ids, which go on from those of the prompts"
             )
+        # The next token stands behind the whole prompt, not behind the tokens that the cache still has.
         places = torch.arange(tokens.shape[1], device=tokens.device) + cache.get_seq_length()
         return (), {**given, "position_ids": places + behind.to(tokens.device)}
 
@@ -125,6 +126,7 @@ class Behind(ThreadHooks):
         positions, cache = kwargs.get("position_ids"), cache_of(kwargs)
         if positions is None or self.behind is None:
             return None
+        # Only tokens behind the prompt move on: those of the prompt have their own positions already.
         first = 0 if cache is None else cache.get_seq_length()
         numbers = torch.arange(first, first + positions.shape[-1], device=positions.device)
         copies = positions.shape[-2] // len(self.behind)  # of every prompt, such as beams
@@ -184,6 +186,7 @@ class CompactGenerate(Installed):
 
     def lengths(self, given: Mapping[str, Any], gone: int) -> dict[str, int]:
         """The lengths asked for, which count the original prompt, less ``gone``; counts of new tokens do not."""
+        # Whole lengths count the prompt as the user sees it; the model sees one that is shorter by `gone`.
         whole = {name: self._asked(f"{name}_length", given) for name in ("max", "min")}
         return {
             f"{name}_length": length - gone
@@ -201,6 +204,7 @@ class CompactGenerate(Installed):
 def with_whole_prompt(out: Any, ids: Tensor, gone: int) -> Any:
     """The output of ``generate`` with prompts ``ids`` (B, L) in front, in place of those without ``gone`` tokens."""
     sequences: Tensor = out if isinstance(out, Tensor) else out.sequences
+    # Behind the shortened prompt come the new tokens.
     new = sequences[:, ids.shape[1] - gone :]
     sequences = torch.cat([ids.repeat_interleave(len(new) // len(ids), dim=0).to(new.device), new], dim=1)
     if isinstance(out, Tensor):
@@ -218,6 +222,7 @@ class HuggingFaceVLM(PromptFamily):
         holder: Any = model
         if choosing is not None:
             holder.vitrim_choosing = choosing
+        # By identity: where base_model is the model itself, it gets one hook.
         for called in {id(part): part for part in (model, holder.base_model)}.values():
             called.register_forward_pre_hook(PromptHook(cls, model, trace, choosing), with_kwargs=True)
         if choosing is not None and not cls.has_axes(model):  # those record it themselves

@@ -53,6 +53,7 @@ class PromptFamily(VisionLanguage):
     def prompts(cls, model: Any, images: Tensor, text: int, places: int) -> dict[str, Any]:
         placeholder = model.config.image_token_id
         taken = {value for name, value in model.config.to_dict().items() if name.endswith("token_id")}
+        # Any id that means nothing special will do: only the length of a prompt is measured.
         word = next(number for number in range(len(taken) + 1) if number not in taken)
         ids = prompt_rows(images, text, places, word, placeholder)
         given: dict[str, Any] = {

@@ -55,9 +55,8 @@ COUNTING = {
 
 
 class Early(ThreadHooks):
-    """Context in which a connector gets only the chosen tokens of the tower, images concatenated.
-
-    ``among`` chooses among the tokens (n, C) of every image, and may use the output of the ``tower``.
+    """Context in which a connector gets only the chosen tokens of the tower; ``among`` chooses, and may use
+    its output.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class Encoded:
     Attributes:
         read: names of the inputs that the encoder read.
         output: of the encoder, with the features that stay.
-        taken: of every image.
         kept: (B, L) bool, the tokens of the prompt that stay.
     """
 
@@ -117,11 +115,7 @@ def selects_behind(model: nn.Module) -> bool:
 class ImagePrompt:
     """The inputs of a model call, to be shortened with its images.
 
-    Attributes:
-        model: the whole model.
-        given: the inputs, by name.
-        trace: of the tower.
-        choosing: chooses among image tokens; None: all that a reduced tower returns are kept.
+    ``trace`` is of the tower; ``choosing`` chooses among image tokens, None: all that a reduced tower returns are kept.
     """
 
     family: type[PromptFamily]
@@ -219,14 +213,16 @@ class ImagePrompt:
         return Encoded({*read, pixels}, output, taken, kept)
 
     def shortened(self, kept: Tensor, read: set[str], arguments: Mapping[str, Parameter]) -> dict[str, Any]:
-        """The inputs for the tokens that stay, without those that an encoder ``read``.
-
-        ``arguments`` are those of the forward, some of which are required even if they are not needed.
+        """The inputs for the tokens that stay, without those that an encoder ``read``; required
+        ``arguments`` are None.
         """
+        # A token that is no placeholder: the library would count it as an image's.
         filler = next(number for number in range(3) if number not in self.placeholders())
         left = {name: value for name, value in self.positioned(kept).items() if name not in read}
         needed = {name for name in read & arguments.keys() if arguments[name].default is Parameter.empty}
         out = trimmed(left, PER_TOKEN, kept, filler, close=not self.keeps_positions) | dict.fromkeys(needed)
+        # Behind an image at the end of a prompt, the next position is that behind the whole, which went with its
+        # tokens.
         ends = torch.isin(self.given["input_ids"][:, -1:], torch.tensor(self.placeholders(), device=kept.device))
         whole = left.get("position_ids")
         if whole is not None and (whole.dim() == 3 or self.keeps_positions) and bool(ends.any()):
@@ -237,9 +233,8 @@ class ImagePrompt:
         return out
 
     def of_whole(self, own: Mapping[str, Any], kind: str) -> tuple[Any, list[ChosenTokens]]:
-        """Select among all tokens of the connector's output behind an unreduced tower, and keep only those in it.
-
-        ``own`` are the encoder's inputs.
+        """Select among all tokens of the connector's output behind an unreduced tower; ``own`` are the encoder's
+        inputs.
         """
         assert self.choosing is not None
         family, model, given = self.family, self.model, self.given
@@ -273,6 +268,7 @@ class ImagePrompt:
         """
         family, model, given, choosing = self.family, self.model, self.given, self.choosing
         in_cells = family.cell(model) > 1
+        # A connector that joins neighbours, or reads the grid, needs a token at every place.
         full = in_cells or family.reads_all(model, given)
         watched = frozenset(() if choosing is None else self.watched())
         one_by_one = not in_cells and given.get("image_sizes") is None
@@ -283,6 +279,7 @@ class ImagePrompt:
         left = self.survivors()
         pairs = family.taken(output, left, full)
         if choosing is None:
+            # Without a selector, every token that the tower left goes on to its place in the prompt.
             return output, [
                 ChosenTokens(own, kept, torch.arange(len(own)), ImagePlaces(kept, torch.zeros_like(kept)))
                 for own, kept in pairs
@@ -294,10 +291,7 @@ class ImagePrompt:
     def before_connector(
         self, own: Mapping[str, Any], full: bool, notes: Sequence[Any]
     ) -> tuple[Any, list[ChosenTokens]]:
-        """The counterpart of `of_reduced` for a selector before the connector, which gets only the chosen tokens.
-
-        For ``full`` and ``notes``, see `Survivors.take` and `chosen_of_left`.
-        """
+        """The counterpart of `of_reduced` for a selector before the connector, which gets only the chosen tokens."""
 
         def among(images: Sequence[Tensor], tower: Any) -> list[ChosenTokens]:
             assert self.choosing is not None
@@ -320,6 +314,7 @@ class ImagePrompt:
     def read_state(self) -> TokenState:
         """The state behind the block that the connector reads."""
         states, layers = self.trace.call.states, self.family.layers(self.model, self.given)
+        # The deepest block that the connector reads: what left before it is gone for all.
         return states[max((layer % len(states) for layer in layers), default=-1)]
 
     def watched(self) -> list[int]:
@@ -327,6 +322,7 @@ class ImagePrompt:
         tower = self.family.tower(self.model)
         last = len(host_of(tower).blocks(tower)) - 1
         layers = self.family.layers(self.model, self.given)
+        # Hidden states begin with the embeddings, so state i is behind block i - 1.
         read = max((layer % (last + 2) for layer in layers), default=last + 1) - 1
         return {"none": [], "read": [max(read, 0)], "last": [last]}[self.selector.needs().attention]
 
@@ -347,6 +343,8 @@ class ImagePrompt:
             front = len(features) - len(survivor.places)
             more = attention[place].at(survivor.places) if attention else {}
             more = {name: value.to(features.device) for name, value in more.items()}
+            # A connector that leaves out the class token still lets a selector see it, in the layers that it
+            # concatenates.
             if tower is not None and facts.has_class_token and front == 0 and layers:
                 tokens = [tower.hidden_states[layer][place, 0] for layer in layers]
                 more["class_token"] = torch.cat(tokens, dim=-1).to(features.device)
@@ -429,8 +427,11 @@ class ImagePrompt:
                 )
             own = {name: given[name] for name in arguments if given.get(name) is not None}
             self.check_apart(own)
+            # Positions of the whole prompt, of which the tokens that stay keep theirs.
             places, deltas = base.get_rope_index(ids, attention_mask=mask, **own)
+            # The library adds its deltas to the number of tokens in its cache, from which the removed ones are missing.
             base.rope_deltas = deltas + (~kept).sum(dim=1, keepdim=True)
+            # The row in front of the three axes numbers the tokens themselves.
             order = real.long().cumsum(dim=1) - 1
             return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
         if not self.keeps_positions:

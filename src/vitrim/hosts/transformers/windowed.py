@@ -1,8 +1,7 @@
 """Attention of Qwen2.5-VL's unreduced tower, for selectors: of its last block that attends to all patches.
 
 As in LightCompress, a cell of 2 x 2 patches gets the mean over its patches of the attention they receive from all
-queries of their frame, and of their keys after rotary embedding; then cells are put from window order into raster
-order.
+queries of their frame, and of their keys after rotary embedding, in raster order.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from vitrim.hosts.shared.hooks import Hook, ThreadHooks
 class LastWholeMap(ThreadHooks):
     """Context that keeps the attention inputs of the last block without windows.
 
-    Args:
-        tower: of Qwen2.5-VL.
-        grids: (n, 3) frames, rows and columns of patches of every image or video of the call.
+    ``grids`` are (n, 3) frames, rows and columns of patches of every image or video of the call.
     """
 
     def __init__(self, tower: Any, grids: Tensor) -> None:
@@ -58,6 +55,7 @@ class LastWholeMap(ThreadHooks):
             own_q, own_k = queries.transpose(0, 1).unsqueeze(0), keys.transpose(0, 1).unsqueeze(0)
             scores.append(Attention(own_q, own_k, None, scale=attention.scaling).column_mean()[0])
         sizes = {"spatial_merge_size": tower.spatial_merge_size, "patch_size": tower.patch_size}
+        # The tower sorts its cells by windows: the order is undone after the means.
         order, _ = get_vision_window_index(self.grids, window_size=tower.window_size, **sizes)
         area = tower.spatial_merge_size**2
         cells = [(int(grid.prod()) // area) for grid in self.grids]

@@ -22,23 +22,13 @@ from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 def prefix_in_front(x: Tensor, behind: int) -> Tensor:
-    """Rows (..., N, C) of class token, patches, ``behind`` detection tokens, with the patches moved to the end.
-
-    Example:
-        >>> prefix_in_front(torch.tensor([[0.0], [10.0], [11.0], [12.0], [1.0]]), 1).flatten()
-        tensor([ 0.,  1., 10., 11., 12.])
-    """
+    """Rows (..., N, C) of class token, patches, ``behind`` detection tokens, with the patches moved to the end."""
     end = x.shape[-2] - behind
     return torch.cat([x[..., :1, :], x[..., end:, :], x[..., 1:end, :]], dim=-2)
 
 
 def prefix_behind(x: Tensor, behind: int) -> Tensor:
-    """Undo `prefix_in_front`, for any number of patches.
-
-    Example:
-        >>> prefix_behind(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), 1).flatten()
-        tensor([ 0., 10., 11.,  1.])
-    """
+    """Undo `prefix_in_front`, for any number of patches."""
     start = 1 + behind
     return torch.cat([x[..., :1, :], x[..., start:, :], x[..., 1:start, :]], dim=-2)
 
@@ -53,12 +43,9 @@ class YolosCall(LayerCall):
 class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
     """Reduced `YolosLayer`.
 
-    Between the blocks, detection tokens are part of the prefix. In everything that the host or a user reads (output,
-    hidden states, attention maps) they are where the library has them.
-
-    A table of mid positions is added at the start of the next block, since hidden states exclude it; the library adds
-    it behind the block. A merged token gets its anchor's row; a pruned one that comes back has missed the tables in
-    between.
+    Between the blocks, detection tokens are part of the prefix; in everything that the host or a user reads they are
+    where the library has them. A table of mid positions is added at the start of the next block, since hidden states
+    exclude it. A merged token gets its anchor's row; a pruned one that comes back has missed the tables in between.
     """
 
     attention_classes = (yolos.YolosSelfAttention,)
@@ -85,6 +72,7 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
         table: Tensor | None = given
         if table is not None and self.depth > 0:
             own = table[self.depth - 1].to(x.device)
+            # A token that was reduced has the row of its anchor.
             x = x + (F.embedding(state.position, own[0]) if state.reduced else own)
         return x, state
 
@@ -97,6 +85,7 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
         return moved
 
     def map_for_host(self, found: Tensor) -> Tensor:
+        # Keys first, then queries: both sides of a map have tokens in the host's order.
         columns_moved = prefix_behind(found.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
         return prefix_behind(columns_moved, self.num_prefix - 1)
 

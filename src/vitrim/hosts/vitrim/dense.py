@@ -1,7 +1,4 @@
-"""Models for dense tasks, `vitrim.models.segmenter` and `vitrim.models.vitdet`: a head that reads every patch.
-
-The host of ``model.backbone`` answers about blocks and tokens; the whole model is reduced, saved and measured.
-"""
+"""Models for dense tasks, `vitrim.models.segmenter` and `vitrim.models.vitdet`: a head that reads every patch."""
 
 from __future__ import annotations
 
@@ -121,6 +118,7 @@ class DenseLibrary(Library):
         inner: dict[str, Role] = model.library.roles(model.backbone)
         deepest = max((role.layer for role in inner.values() if role.layer is not None), default=None)
         blocks = self.trunk_layers(model)
+        # The head is one layer above the trunk, for rates that fall from layer to layer.
         head = len(blocks) + 1 if blocks else None if deepest is None else deepest + 1
         decoder: Any = getattr(model, "decoder", None)
         named = decoder.no_weight_decay() if hasattr(decoder, "no_weight_decay") else ()

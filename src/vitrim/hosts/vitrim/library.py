@@ -31,6 +31,7 @@ class OwnLibrary(TimmLibrary):
         if issubclass(self.host, OwnHost):
             classifier = self.host.classifier(model)
             return [] if classifier is None else [classifier]
+        # Only direct children: a block inside may have a part called head, too.
         named = [layer for name, layer in model.named_children() if name in self.parts["head"]]
         return [layer for layer in named if isinstance(layer, nn.Linear)]
 

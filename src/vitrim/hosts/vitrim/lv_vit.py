@@ -27,17 +27,11 @@ class ReducedLVBlock(ReducedTimmBlock, LVBlock):
 
 
 def without_padding(x: Tensor, state: TokenState) -> Tensor:
-    """(B, N, C) with padding replaced by copies of the image's first real patch, or of token 0 if none is left.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 4, 1), num_prefix=1)
-        >>> state = replace(state, mask=torch.tensor([[True, False, True, False]]))
-        >>> without_padding(torch.arange(4.0).view(1, 4, 1), state).flatten()
-        tensor([0., 2., 2., 2.])
-    """
+    """(B, N, C) with padding replaced by copies of the image's first real patch, or of token 0 if none is left."""
     assert state.mask is not None
     real = state.mask.clone()
     real[:, : state.num_prefix] = False
+    # The first True; token 0 where there is none.
     first = real.to(torch.int8).argmax(dim=1, keepdim=True)
     own = torch.arange(x.shape[1], device=x.device)
     return take(x, torch.where(state.mask, own, first))

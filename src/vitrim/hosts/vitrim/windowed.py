@@ -11,7 +11,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor
 
 from vitrim.hosts.shared.windows import WindowedHost
-from vitrim.hosts.timm.common import PreNorm, PreNormGamma, TimmHost, refuse_mask
+from vitrim.hosts.timm.common import BiasBeside, PreNorm, PreNormGamma, TimmHost, refuse_mask
 from vitrim.hosts.timm.sam import TimmWindowBlock
 from vitrim.hosts.vitrim.library import OwnLibrary
 from vitrim.models.windowed import (
@@ -43,7 +43,7 @@ class ReducedWindowedBlock(PreNorm, ReducedInWindows, Block):  # type: ignore[mi
     attention_classes = (WindowedAttention,)
 
 
-class ReducedWindowedEvaBlock(PreNormGamma, ReducedInWindows, EvaBlock):  # type: ignore[misc]
+class ReducedWindowedEvaBlock(PreNormGamma, BiasBeside, ReducedInWindows, EvaBlock):  # type: ignore[misc]
     attention_classes = (WindowedEvaAttention, WindowedAttentionRope)
 
 
