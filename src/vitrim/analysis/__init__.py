@@ -1,6 +1,5 @@
 """Measures of what a reduction does: patterns of kept tokens, depth maps, similarity of features, speed.
 
-`vitrim.analysis.analyze` holds the functions behind ``vitrim analyze``. Each file of `vitrim.analysis.families` is one
-family: its metrics (pure float64 functions of arrays), its tables and its figures. `collect` gathers the arrays in
-`Record` objects.
+Each file of `vitrim.analysis.families` is one family: its metrics (pure float64 functions of arrays), its tables and
+its figures.
 """

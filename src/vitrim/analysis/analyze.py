@@ -1,9 +1,4 @@
-"""Analyses of reductions: one pass over images, or stored records, turned into a folder with a report.
-
-vitrim.analyze("vitrim:cifar10_vit", ["tome:r=8", "topk"], "cifar10-test.parquet", out="report")
-analyze_records(["report/record_dense.npz", "report/record_tome_r_8.npz"], out="again")
-compare_analyses(["report", "other_report"], out="compared")
-"""
+"""Analyses of reductions: one pass over images, or stored records, turned into a folder with a report."""
 
 from __future__ import annotations
 
@@ -56,11 +51,10 @@ def analyze(
     All methods see the same batches in one pass over the data. The folder ``out`` gets the report (``index.html``), its
     figures and tables, and one record per model and method, from which `analyze_records` rebuilds the report. If the
     pass is interrupted, also by Ctrl-C, the images read so far are analysed before the exception is raised again.
-    ``docs/analysis.md`` and the files of `vitrim.analysis.families` describe what each family measures.
 
     Args:
         models: one or several; each a module, which is left unchanged, a name as on the command line, or a
-            `vitrim.ScoredModel`. All run with the same methods on the same images.
+            `vitrim.ScoredModel`.
         methods: one or several, configs or their text form. The dense model is always included. A model that cannot be
             reduced, such as Swin, is analysed alone under ``none``.
         data: labelled images: a source, a dataset, or a `vitrim.ScoredData`.
@@ -70,8 +64,8 @@ def analyze(
             pass: patterns, depth, counts, features, loss. The others run the model again and must be named:
             sensitivity, attention, router, tsne, throughput, and the second part of loss.
         sizes: image sides in pixels for the throughput family; empty for the model's own size.
-        blocks: blocks, from 0, whose maps the attention and router families draw; empty for four or five spread over
-            the depth.
+        blocks: blocks, from 0, whose maps the attention and router families draw; empty for four or five over the
+            depth.
         seed: seed of random weights, of methods that draw, and of shuffles; also sets torch's global seed.
         on_progress: called after every batch with the number of images processed and the total.
         on_report: called with the partial report if the pass is interrupted.
@@ -80,18 +74,16 @@ def analyze(
         A report with the tables and notes of all families; ``files`` lists the files written.
 
     Raises:
-        VitrimError: an unknown or unsuitable model, method, family, format, dtype or device, images that the model
-            cannot process, or a folder with other content; nothing is written. Also if a named family fails; the
-            records are kept.
+        VitrimError: an unknown or unsuitable argument, images that the model cannot process, or a folder with other
+            content; nothing is written. Also if a named family fails; the records are kept.
 
     Example:
         >>> import io, tempfile
         >>> from PIL import Image
         >>> from vitrim.data import ImageDataset
-        >>> stream = io.BytesIO()
-        >>> Image.new("RGB", (64, 64)).save(stream, "png")
-        >>> images = ImageDataset([stream.getvalue()] * 4, [0, 1, 2, 0])
         >>> from vitrim.loading import create_model
+        >>> Image.new("RGB", (64, 64)).save(stream := io.BytesIO(), "png")
+        >>> images = ImageDataset([stream.getvalue()] * 4, [0, 1, 2, 0])
         >>> model = create_model("test_vit", options={"img_size": 64, "num_classes": 3})
         >>> with tempfile.TemporaryDirectory() as out:
         ...     report = analyze(model, "tome:r=2", images, out=out, only="counts")
@@ -135,6 +127,7 @@ class _Pass:
         """The records of the images seen so far, the dense model's first."""
         findings, subject = self.measurement.findings(), self.subject
         about, data, task = subject.about, subject.about["data"], subject.task
+        # A record may be read on another machine, years later: it says what it is of.
         header = {key: about[key] for key in ("model", "weights", "environment")}
         header |= {
             "data": data["source"],
@@ -195,23 +188,19 @@ def analyze_records(
     """Analyse stored records as `analyze` does, without their models and images.
 
     Args:
-        records: records or their files, all of the same images; from one or several analyses. Identical copies, such
-            as the dense model of several analyses, count once.
+        records: records or their files, all of the same images; identical copies, such as a dense model's, count once.
         out, only, formats: see `analyze`; families that run the model are unavailable.
 
     Raises:
-        VitrimError: a file that is not a record, records that cannot be compared, a family that needs a model, or any
-            error of `analyze`.
+        VitrimError: as `analyze`; a file that is not a record, or records that cannot be compared.
 
     Example:
         >>> import numpy as np, tempfile
-        >>> header = {"method": "tome:r=2", "kind": "merge", "blocks": [], "num_layers": 2}
-        >>> header |= {"grid": [4, 4], "num_prefix": 1}
+        >>> header = {"method": "tome", "kind": "merge", "blocks": [], "num_layers": 2, "grid": [4, 4], "num_prefix": 1}
         >>> record = Record(header, {"ids": np.arange(2), "num_tokens": np.array([[15, 13], [15, 13]])})
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     report = analyze_records([record], out=out, only="counts")
-        >>> [(row["block"], row["tokens"]) for row in report.rows]
-        [(0, 15.0), (1, 13.0)]
+        ...     [row["tokens"] for row in analyze_records([record], out=out, only="counts").rows]
+        [15.0, 13.0]
     """
     wanted = _checked(out, only, formats, stored=True)
     read = distinct([one if isinstance(one, Record) else in_folder(Path(one)) for one in records])
@@ -226,18 +215,14 @@ def compare_analyses(
     only: str | Sequence[str] | None = None,
     formats: PictureFormats = ("png",),
 ) -> Report:
-    """Compare finished analyses, possibly of different images: depth, counts and features.
+    """Compare finished ``analyses``, folders that `analyze` wrote, possibly of different images: depth, counts and
+    features.
 
     Depth maps and counts are compared across all records. Distances between features are computed within each analysis;
     their correlation with the differences in accuracy is over the pairs of all analyses.
 
-    Args:
-        analyses: two or more folders that `analyze` wrote.
-        out, only, formats: see `analyze`.
-
     Raises:
-        VitrimError: a folder without a finished analysis, a family that needs the same images, or any error of
-            `analyze`.
+        VitrimError: as `analyze`; a folder without a finished analysis, or a family that needs the same images.
     """
     wanted = _checked(out, only, formats, stored=True)
     groups = [read_analysis(Path(one)) for one in analyses]

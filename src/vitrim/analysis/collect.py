@@ -42,16 +42,11 @@ ARRAYS = (
 class Collect:
     """The probe behind `collect`. It adds no columns to rows; `records_of` reads its gauges.
 
-    Hooks on the blocks of the contestants, which are private copies, read the class tokens.
-
     Attributes:
         blocks: blocks, from 0, whose class tokens are kept; by default at a quarter, half and three quarters of the
-            depth, and the last.
+            depth, and the last. `VitrimError` for a block that the model does not have.
         patterns: keep where every patch went.
         num_images: images of the entire pass, if known; a record that would be too large is refused after one batch.
-
-    Raises:
-        VitrimError: when gauges start, for a block that the model does not have.
     """
 
     blocks: Sequence[int] | None = None
@@ -124,6 +119,7 @@ class _Collected(Gauge):
             if logits.shape[1] <= MANY_CLASSES:
                 found["logits"] = logits.float()
             else:
+                # A thousand classes fit into a record, ten thousand do not.
                 largest, classes = logits.float().topk(TOP, dim=1)
                 found |= {"top_logits": largest, "top_classes": classes.to(torch.int32)}
         self._check_size(len(batch), found)
@@ -135,6 +131,7 @@ class _Collected(Gauge):
             name: tensor.numel() * (2 if name in HALVED else tensor.element_size()) / images
             for name, tensor in found.items()
         }
+        # Features are kept of some images only: their bytes do not grow with the data.
         per_image = sum(count for name, count in bytes_of.items() if name not in FEATURES)
         every = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + images
         features = (sum(bytes_of.values()) - per_image) * min(every, MOST_FEATURES)
@@ -166,6 +163,7 @@ class _Collected(Gauge):
         if reduction.config.kind != "soft":
             whole = reduction.config.kind == "prune"
             kept = [anchors(state, images, whole=whole) for state in reduction.states[1:]]
+            # Eight patches a byte: masks of every block would be most of the record.
             found["kept"] = torch.from_numpy(np.packbits(torch.stack(kept, 1).cpu().numpy(), axis=-1))
         return found
 
@@ -192,6 +190,7 @@ class _Collected(Gauge):
         if problem is not None:
             raise VitrimError(f"the model under {self.contestant.name} cannot be analysed: {problem}")
         blocks = _keep_changing(found) if "source" in found else []
+        # Few images' features suffice for distances, and hardly compress.
         few = spread(len(order), MOST_FEATURES)
         found |= {name: found[name][few] for name in FEATURES if name in found}
         for name in HALVED:
@@ -230,9 +229,9 @@ class _Collected(Gauge):
 
 
 def _keep_changing(found: dict[str, NDArray[Any]]) -> list[int]:
-    """The blocks that changed the tokens of some image: labels or, at equal labels, anchor patches; the arrays keep
-    only these."""
+    """The blocks that changed the tokens of some image: labels or anchor patches; the arrays keep only these."""
     source, kept = found["source"], found.get("kept")
+    # Before the first block every token holds itself.
     changed = [not (np.arange(source.shape[2]) == source[:, 0]).all()]
     for block in range(1, source.shape[1]):
         same = all(np.array_equal(a[:, block], a[:, block - 1]) for a in (source, kept) if a is not None)
@@ -247,8 +246,7 @@ def _keep_changing(found: dict[str, NDArray[Any]]) -> list[int]:
 def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
     """The anchor patches of the real patch tokens, (B, P) bool.
 
-    Args:
-        whole: leave out tokens that hold several patches, such as EViT's fused token.
+    ``whole``: leave out tokens that hold several patches, such as EViT's fused token.
     """
     prefix, patches = state.num_prefix, state.initial_patches
     position = state.position.expand(images, -1)
@@ -256,6 +254,7 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
     if whole:
         source = state.source.expand(images, -1)
         members = torch.zeros_like(position).scatter_add(1, source.clamp_min(0), (source >= 0).long())
+        # A token that holds several patches stands for none of them.
         real = real & (members == 1)
     found = torch.zeros(images, patches + prefix, dtype=torch.bool, device=position.device)
     # skip padding, whose position may be that of a kept patch
@@ -267,8 +266,7 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
 def records_of(findings: Findings, header: Mapping[str, Any] | None = None) -> dict[str, Record]:
     """The records by method, ``dense`` first, of a measurement with one `Collect` among its probes.
 
-    Args:
-        header: extra entries for every header, such as ``model`` and ``data``; must be JSON-serialisable.
+    ``header``: JSON-serialisable entries for every record's, such as ``model`` and ``data``.
     """
     found = [gauge for gauges in findings.gauges for gauge in gauges if isinstance(gauge, _Collected)]
     return {gauge.contestant.name: gauge.record(header or {}) for gauge in found}
@@ -284,18 +282,11 @@ def collect(
 ) -> dict[str, Record]:
     """Record a dense classifier and every method on the same batches, in one pass over the data.
 
-    Args:
-        model: a supported host that is not reduced; left unchanged.
-        batches: pairs of images (B, C, H, W), all of one size, and labels, or `Batch` objects; read once.
-        probe: which data to keep; None for all.
-        header: as in `records_of`.
-
-    Returns:
-        `Record` objects by the text of their method, ``dense`` first.
+    ``model`` is a supported host that is not reduced, left unchanged; ``batches`` are pairs of images (B, C, H, W), all
+    of one size, and labels, read once. Records by the text of their method, ``dense`` first.
 
     Raises:
-        VitrimError: the model or a method does not fit, targets or outputs are invalid, there are no images, the model
-            lacks a block of the probe, or a record would exceed 2 GiB.
+        VitrimError: a method that does not fit, invalid targets or outputs, no images, or a record of more than 2 GiB.
 
     Example:
         >>> import timm

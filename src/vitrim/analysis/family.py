@@ -55,8 +55,7 @@ class FamilyResult:
 class Tables(dict[str, Table]):
     """All tables of a report by name; colours depend on all of them, so a figure receives them all.
 
-    Attributes:
-        arrays: data of pictures, by family and name. Empty for a report rebuilt from stored records.
+    ``arrays`` are data of pictures, by family and name; empty for a report rebuilt from stored records.
     """
 
     def __init__(self, tables: Mapping[str, Table], arrays: Mapping[str, Mapping[str, NDArray[Any]]] | None = None):
@@ -78,12 +77,7 @@ def names_of(*tables: Table) -> list[str]:
 
 
 def grouped(rows: Iterable[TableRow], *keys: str) -> dict[Any, list[TableRow]]:
-    """Rows by their value of a key, or by the tuple of several, in order of appearance.
-
-    Example:
-        >>> list(grouped([{"method": "tome", "block": 0}, {"method": "topk", "block": 0}], "method"))
-        ['tome', 'topk']
-    """
+    """Rows by their value of a key, or by the tuple of several, in order of appearance."""
     groups: dict[Any, list[TableRow]] = {}
     for row in rows:
         values = tuple(row[key] for key in keys)
@@ -92,21 +86,18 @@ def grouped(rows: Iterable[TableRow], *keys: str) -> dict[Any, list[TableRow]]:
 
 
 def fullest(blocks: Iterable[int], most: int) -> list[int]:
-    """The ``most`` most frequent blocks, in order; ties are resolved evenly over the depth.
-
-    Args:
-        blocks: one for each row of a table.
+    """The ``most`` most frequent of the ``blocks`` of a table's rows, in order; ties are resolved evenly over the
+    depth.
 
     Example:
         >>> fullest([0, 1, 1, 2, 3, 3, 3], 2), fullest([0, 1, 2, 3], 2)
         ([1, 3], [1, 3])
-        >>> fullest(range(12), 4)
-        [2, 5, 8, 11]
     """
     counts, chosen = Counter(blocks), list[int]()
     for count in sorted(set(counts.values()), reverse=True):
         equal = sorted(block for block in counts if counts[block] == count)
         left = min(most - len(chosen), len(equal))
+        # The ends of equal parts: the last block is always among them.
         chosen += [equal[(number + 1) * len(equal) // left - 1] for number in range(left)]
     return sorted(chosen)
 
@@ -130,14 +121,7 @@ def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, 
 def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> dict[int, int]:
     """The blocks of a record to draw, each with its index among the blocks that have maps.
 
-    Args:
-        arrays: with ``NAME/blocks``, and with ``drawn`` if blocks were requested.
-        most: largest number of blocks, if none were requested.
-
-    Example:
-        >>> arrays = {"mctf/blocks": np.arange(1, 12)}
-        >>> drawn_blocks(arrays, "mctf", 3), drawn_blocks({**arrays, "drawn": np.array([0, 2, 5])}, "mctf", 3)
-        ({3: 2, 7: 6, 11: 10}, {2: 1, 5: 4})
+    ``arrays`` have ``NAME/blocks``, and ``drawn`` if blocks were requested; else at most ``most`` are drawn.
     """
     blocks: list[int] = arrays[f"{name}/blocks"].tolist()
     wanted = arrays["drawn"].tolist() if "drawn" in arrays else fullest(blocks, most)
@@ -147,12 +131,10 @@ def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> di
 def example_maps(
     arrays: Mapping[str, NDArray[Any]], kinds: Sequence[str], methods: int, blocks: int
 ) -> Iterator[tuple[str, dict[int, int], NDArray[Any], list[NDArray[Any]]]]:
-    """Yield maps to draw, for two images of each of the first methods: method, blocks (see `drawn_blocks`), image, and
-    the maps of each kind.
+    """Yield maps to draw, for two images of each of the first ``methods``: method, blocks (see `drawn_blocks`), image,
+    maps.
 
-    Args:
-        kinds: the maps of a method are ``arrays["NAME/KIND"]``, images first.
-        methods, blocks: most methods, and most blocks if none were requested.
+    The maps of a method are ``arrays["NAME/KIND"]`` of each of the ``kinds``, images first.
     """
     names = [name.removesuffix(f"/{kinds[0]}") for name in arrays if name.endswith(f"/{kinds[0]}")]
     for name in names[:methods]:

@@ -1,7 +1,6 @@
 """Figures of an analysis, drawn from its tables alone, so that stored records can redraw them.
 
-A family registers its figures with `draws`. Most are lines over blocks (`line_panels`) or heat maps of all pairs of
-records (`draw_pair_maps`).
+Most are lines over blocks (`line_panels`) or heat maps of all pairs of records (`draw_pair_maps`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ class Drawing:
     Attributes:
         name: file name without suffix.
         caption: description of the picture, also used as its alternative text.
-        draw: from all tables to a matplotlib figure; None if the tables have nothing to draw, such as a line over rates
-            when every method has only one.
+        draw: from all tables to a matplotlib figure; None if the tables have nothing to draw.
     """
 
     name: str
@@ -91,12 +89,7 @@ def line_of(rows: Sequence[TableRow], measure: str, over: str) -> Line:
 
 
 class Panel(NamedTuple):
-    """A panel with a line per name, see `line_of`.
-
-    Attributes:
-        over: column on the x axis.
-        label: of the x axis.
-    """
+    """A panel with a line per name, see `line_of`; ``over`` is the column on the x axis, ``label`` the axis's."""
 
     measure: str
     lines: Mapping[str, Sequence[TableRow]]
@@ -108,12 +101,7 @@ class Panel(NamedTuple):
 def line_panels(
     given: Sequence[Panel], looks: tuple[Mapping[str, str], Mapping[str, str]], *, across: int = 3
 ) -> tuple[Any, list[Any]]:
-    """A figure of panels, and its axes, with the legend below.
-
-    Args:
-        looks: colour and marker of every line by name, see `styles`.
-        across: most panels, and entries of the legend, in a row.
-    """
+    """A figure of panels, at most ``across`` in a row, and its axes, with the legend below; ``looks`` are `styles`."""
     colour, marker = looks
     names = dict.fromkeys(name for panel in given for name in panel.lines)
     size = (6.2, 3.2) if len(given) == 1 else (4.2, 2.8) if across == 2 else (2.9, 2.3)
@@ -137,8 +125,7 @@ class PairMap(NamedTuple):
     """A heat map of all pairs of records.
 
     Attributes:
-        column: column of a pair's value.
-        turned: column of the reversed pair's value.
+        column, turned: column of a pair's value, and of the reversed pair's.
         own: value of a record with itself: 1 for a similarity, 0 for a distance.
     """
 

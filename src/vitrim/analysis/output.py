@@ -72,15 +72,15 @@ def write_analysis(
 ) -> AnalysisReport:
     """Write the tables and the report of ``results``, with a summary of the records, in place of earlier ones.
 
-    Args:
-        found: entries of ``analysis.json``, which override those that follow from the records.
-        files: those written before.
+    ``found`` are entries of ``analysis.json``, which override those that follow from the records; ``files`` those
+    written before.
     """
     results = {**({"summary": summary(titled(records))} if records else {}), **results}
     nowhere = {"environment": environment(device="cpu", dtype="float32", seed=0)}  # where no model runs
     found = {**_origin(records), **nowhere, **found}
     record = {"command": "analyze", **found, "records": [dict(record.header) for record in records]}
     written = [*files, *write_tables(folder, results, record), *write_report(folder, results, found, formats=formats)]
+    # An earlier report in the folder may have had more tables and figures: what was not written now goes.
     for place in ("tables/*.csv", "arrays/*.npz", *(f"figures/*.{kind}" for kind in FORMATS)):
         for old in set(folder.glob(place)) - set(written):
             old.unlink()
@@ -106,10 +106,8 @@ def _origin(records: Sequence[Record]) -> dict[str, Any]:
 
 @dataclass
 class AnalysisReport(Report):
-    """The findings of an analysis; a terminal shows the summary and where the rest is.
-
-    Attributes:
-        words: sentences below the summary.
+    """The findings of an analysis; a terminal shows the summary, the sentences below it (``words``), and where the rest
+    is.
     """
 
     words: list[str] = field(default_factory=list)
@@ -129,10 +127,8 @@ class AnalysisReport(Report):
 
 
 def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any]) -> list[Path]:
-    """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` of families with arrays, and ``analysis.json``.
-
-    Args:
-        found: other entries of the summary, JSON-serialisable.
+    """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` of families with arrays, and ``analysis.json`` with
+    ``found``.
     """
     files = []
     tables = {table.name: table for result in results.values() for table in result.tables}
@@ -165,13 +161,7 @@ CSS_DPI = 96
 def write_report(
     folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any], *, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Write ``index.html``, ``report.md`` and ``figures/`` from tables alone; return the files.
-
-    Args:
-        folder: folder that holds ``tables/``, see `write_tables`.
-        found: entries of the summary; the main facts are shown at the top.
-        formats: file formats of the figures; the page embeds PNG.
-    """
+    """Write ``index.html``, ``report.md`` and ``figures/`` from tables alone; return the files. The page embeds PNG."""
     from jinja2 import Environment
 
     tables, files, sections = Tables.of(results), [], []
@@ -183,6 +173,7 @@ def write_report(
                 files.append(folder / "figures" / f"{drawing.name}.{kind}")
                 write(content if kind == "png" else encoded(figure, kind), files[-1])
             sides = struct.unpack(">II", content[16:24])  # width and height in the PNG header
+            # The page shows a figure at the size it was drawn for, whatever its resolution.
             width, height = (round(side * CSS_DPI / DPI) for side in sides)
             shown = {"png": base64.b64encode(content).decode(), "width": width, "height": height}
             figures.append({"drawing": drawing, "alt": drawing.alt(tables), **shown})

@@ -1,8 +1,7 @@
 """Proxies: does similarity to one record, the anchor, predict the accuracy of the others? "Which Tokens to Use?",
 section 5.5, supplement J and K.
 
-A family provides a table of pairs of records, with measures and the signed difference in accuracy. This file computes
-the rank correlations over the pairs with each anchor, and draws the scatter plots.
+A family provides a table of pairs of records, with measures and the signed difference in accuracy.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ RHO, TAU = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK SMALL LETTER TAU}"
 
 def scores_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
     """Top-1 by record name or, without labels, agreement with the first dense record; and the kind of score."""
+    # Labels decide if all records have them: two kinds of score cannot be compared.
     correct = {record.name: record.correct() for record in records}
     if all(one is not None for one in correct.values()):
         return {name: float(np.mean(one)) for name, one in correct.items() if one is not None}, "top-1"
@@ -46,6 +46,7 @@ def with_differences(
     own = [row for row in rows if anchor is None or anchor in (row["method_a"], row["method_b"])]
     for block, measure in product(dict.fromkeys(row["block"] for row in own), measures):
         pairs = [
+            # The difference is that of the second record of a pair: turned where the anchor is the second.
             (row[measure], row["difference" if anchor is None else "signed"] * (-1 if row["method_b"] == anchor else 1))
             for row in own
             if row["block"] == block and row[measure] is not None and row["signed"] is not None
@@ -66,12 +67,10 @@ def anchor_rows(rows: Sequence[TableRow], measures: Sequence[str], records: Sequ
 
 
 def draw_anchors(tables: Tables, pairs: str, anchors: str, labels: Mapping[str, str], block: object) -> Any:
-    """Scatter plots, one panel per measure and anchor: the measure against the difference in accuracy; titles give rank
-    correlations.
+    """Scatter plots, one panel per measure and anchor: the measure against the difference in accuracy.
 
-    Args:
-        pairs, anchors: names of the tables of pairs, and of `anchor_rows`.
-        labels: of the measures to draw, by their columns.
+    ``pairs`` and ``anchors`` are names of the tables of pairs, and of `anchor_rows`; ``labels`` are of the measures, by
+    column.
     """
     own = [row for row in tables[anchors].records() if row["block"] == block]
     given = [row for measure in labels for row in own if row["measure"] == measure]

@@ -50,10 +50,7 @@ SAME = ("grid", "num_layers", "data", "split")
 
 @dataclass(frozen=True)
 class Record:
-    """One model under one method on an ordered set of I images.
-
-    Compared with `vitrim.measure.decisions.Decisions`, a record adds features and logits, and keeps labels only after
-    the blocks that changed them.
+    """One model under one method on an ordered set of I images, with labels only after the blocks that changed them.
 
     Attributes:
         header: JSON-serialisable. ``model``, ``method``, ``kind`` of the method, ``soft``, ``num_prefix``,
@@ -117,10 +114,8 @@ class Record:
         """(I, S, P), the anchor patches of the tokens after each of the ``blocks``.
 
         For a method that prunes, the patches left unchanged; EViT's fused token and the padding of ATS have no anchor.
-        For a method that merges, the patch that each token grew from, such as the centre of a cluster.
-
-        Raises:
-            VitrimError: the record has none: soft tokens have no anchor.
+        For a method that merges, the patch that each token grew from, such as the centre of a cluster. `VitrimError`
+        for soft tokens.
         """
         bits = self._array("kept", "kept patches")
         return np.unpackbits(bits, axis=-1, count=self.num_patches).astype(bool)
@@ -165,6 +160,7 @@ class Record:
         arrays = dict(self.arrays)
         for name, array in arrays.items():
             if array.dtype.kind in "iu" and array.size:
+                # The narrowest integers: most counts fit into a byte, and a record has millions.
                 ends = (np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
                 arrays[name] = array.astype(np.result_type(*ends))
         header = {**self.header, "format": FORMAT}
@@ -181,6 +177,7 @@ class Record:
         if missing or "ids" not in arrays:
             raise VitrimError(f"{path} is no record of an analysis: it has no {', '.join(sorted(missing) or ['ids'])}")
         try:
+            # The file may be a stranger's: everything that later code indexes by is checked here.
             problem = _damage(header, arrays)
             if problem is None and "source" in arrays:
                 source = arrays["source"] = widened(arrays["source"], header.pop("pruned"))
@@ -233,18 +230,14 @@ def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> st
         kinds, dimensions = ARRAYS.get(name, ("biuf", array.ndim))
         if (array.dtype.kind not in kinds) or (name == "kept" and array.dtype != np.uint8) or array.ndim != dimensions:
             return f"{name} is of {array.dtype} and {array.ndim} dimensions"
+        # Only the first axes are known; the others depend on the model.
         if array.shape[: len(shape)] != shape:
             return f"{name} has shape {array.shape}, expected {', '.join(map(str, shape))} ..."
     return unfinished(arrays)
 
 
 def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """A message about the first array with values that are not finite; None if there is none.
-
-    Example:
-        >>> unfinished({"ids": np.arange(2), "kl": np.array([0.5, np.nan])})
-        'kl has values that are not finite numbers'
-    """
+    """A message about the first array with values that are not finite; None if there is none."""
     with np.errstate(over="ignore"):  # computations use float32
         wrong = (
             name
@@ -256,13 +249,7 @@ def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
 
 
 def distinct(records: Sequence[Record]) -> list[Record]:
-    """The records in order, without copies, such as the same dense model in several analyses.
-
-    Example:
-        >>> one, same, other = (Record({"method": "none"}, {"ids": np.arange(count)}) for count in (3, 3, 4))
-        >>> len(distinct([one, same, other]))
-        2
-    """
+    """The records in order, without copies, such as the same dense model in several analyses."""
     found: list[Record] = []
     for record in records:
         if not any(record.shows_the_same_as(other) for other in found):
@@ -273,8 +260,7 @@ def distinct(records: Sequence[Record]) -> list[Record]:
 def titled(records: Sequence[Record]) -> list[Record]:
     """The records with a ``title`` each: the method, and those of model, data, split and report that differ.
 
-    Raises:
-        VitrimError: two records of one method, model and data.
+    `VitrimError` for two records of one method, model and data.
 
     Example:
         >>> made = [Record({"method": "tome:r=8", "model": model}, {}) for model in ("deit_tiny", "deit_small")]
@@ -296,14 +282,7 @@ def titled(records: Sequence[Record]) -> list[Record]:
 
 
 def check_comparable(records: Sequence[Record]) -> None:
-    """Refuse to compare records of different images or grids, or batch-dependent records of different batches.
-
-    Example:
-        >>> one, other = (Record({"method": "none"}, {"ids": np.arange(count)}) for count in (3, 4))
-        >>> check_comparable([one, other])
-        Traceback (most recent call last):
-        vitrim.errors.VitrimError: the record of none was made on 4 other images than that of none, 3
-    """
+    """Refuse to compare records of different images or grids, or batch-dependent records of different batches."""
     first, *others = records
     for other in others:
         if not np.array_equal(first.arrays["ids"], other.arrays["ids"]):

@@ -28,10 +28,7 @@ class RankCorrelation(NamedTuple):
 
 
 def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
-    """Spearman's rho (Pearson's correlation of ranks) and Kendall's tau-b of pairs, by scipy.
-
-    Args:
-        x, y: (n,), n >= 2.
+    """Spearman's rho (Pearson's correlation of ranks) and Kendall's tau-b of pairs (n,), n >= 2, by scipy.
 
     Example:
         >>> found = spearman_kendall([1, 2, 3, 4], [1, 3, 2, 4])
@@ -50,25 +47,17 @@ def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
 
 
 def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """A 95 % percentile bootstrap interval of Spearman's rho of pairs.
+    """A 95 % percentile bootstrap interval of Spearman's rho of (m, 2) pairs, m independent rows.
 
     Quantiles of the statistic over ``n`` draws of the rows with replacement: Efron and Tibshirani, An Introduction to
-    the Bootstrap (1993), section 13.3.
-
-    Args:
-        pairs: (m, 2), m independent rows.
-        n: draws. If a column is constant in one of them, the interval is nan.
-
-    Example:
-        >>> low, high = spearman_ci([[1, 2], [2, 4], [3, 3], [4, 7], [5, 6], [6, 9]])
-        >>> bool(low < 0.9 < high)
-        True
+    the Bootstrap (1993), section 13.3; nan if a column is constant in one of them.
     """
     from scipy.stats import rankdata
 
     rows = np.asarray(pairs, dtype=np.float64)
     generator, size = np.random.default_rng(seed), len(rows)
     drawn = rows[np.stack([generator.integers(size, size=size) for _ in range(n)])]
+    # Pearson's correlation of the ranks, all draws at once: ranks are centred by their mean, (m + 1) / 2.
     x, y = np.moveaxis(rankdata(drawn, axis=1) - (size + 1) / 2, -1, 0)
     below = np.sqrt((x * x).sum(1) * (y * y).sum(1))
     found = np.divide((x * y).sum(1), below, out=np.full(n, np.nan), where=below > 0)
@@ -79,18 +68,15 @@ def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> tuple[float,
 def moments(measures: Mapping[str, ArrayLike], n: int = DRAWS) -> dict[str, float]:
     """Mean, population standard deviation and a 95 % bootstrap interval of the mean, of each measure over images.
 
-    Args:
-        measures: (I,) numbers by the name of the measure; all of the same images, which are drawn together.
-        n: draws of the interval, see `spearman_ci`.
-
-    Returns:
-        Four columns per measure: ``NAME, NAME_std, NAME_low, NAME_high``.
+    ``measures`` are (I,) numbers of the same images, which are drawn together. Four columns per measure: ``NAME,
+    NAME_std, NAME_low, NAME_high``.
 
     Example:
         >>> moments({"iou": [0.0, 1.0]})
         {'iou': 0.5, 'iou_std': 0.5, 'iou_low': 0.0, 'iou_high': 1.0}
     """
     rows = np.stack([np.asarray(values, dtype=np.float64) for values in measures.values()], 1)
+    # A draw is a weight per image: one product gives the means of all measures.
     if not len(rows):
         raise VitrimError("expected numbers of one image or more, got none")
     low, high = np.quantile([counts @ rows / len(rows) for counts in _draws(len(rows), n)], ENDS, axis=0)
@@ -105,5 +91,6 @@ def moments(measures: Mapping[str, ArrayLike], n: int = DRAWS) -> dict[str, floa
 @lru_cache(maxsize=1)
 def _draws(size: int, n: int) -> list[NDArray[np.uint8]]:
     """Counts of each of ``size`` images in each of ``n`` draws with replacement; the same for all measures."""
+    # Fixed draws: the same data give the same interval, and measures of one table are drawn together.
     generator = np.random.default_rng(0)
     return [np.bincount(generator.integers(size, size=size), minlength=size).astype(np.uint8) for _ in range(n)]

@@ -43,7 +43,6 @@ class Subject:
     Attributes:
         model: dense model, in eval mode on its device and in its dtype; never changed.
         dataset: map-style; items are pairs of image and target.
-        batch_size: B.
         limit: images of the analysis, None for all. A family may use fewer.
         seed: seed of methods that draw, of shuffles and of t-SNE.
         workers: processes that decode images, 0 for this one.
@@ -52,17 +51,6 @@ class Subject:
         blocks: blocks, from 0, to draw; empty for the families' choice.
         beside: several models are analysed side by side.
         about: facts for the report: model, weights, data, environment.
-
-    Example:
-        >>> import timm, torch
-        >>> from torch.utils.data import TensorDataset
-        >>> from vitrim.core.registry import parse_method
-        >>> from vitrim.tasks import make_task
-        >>> images = TensorDataset(torch.rand(6, 3, 160, 160), torch.arange(6) % 3)
-        >>> model = timm.create_model("test_vit", num_classes=3).eval()
-        >>> subject = Subject(model, [parse_method("tome:r=8")], make_task("classification", 3), images, batch_size=4)
-        >>> [len(batch) for batch in subject.batches()], subject.places(3).tolist()
-        ([4, 2], [0, 2, 5])
     """
 
     model: nn.Module
@@ -83,10 +71,8 @@ class Subject:
     def opened(
         cls, spec: ScoredModel, methods: Sequence[MethodConfig], data: ScoredData, seed: int, **drawn: Any
     ) -> Self:
-        """The model of a spec with its task and images. The model of a caller is copied.
-
-        Args:
-            drawn: ``sizes`` and ``blocks``.
+        """The model of a spec with its task and images, with ``sizes`` and ``blocks``. The model of a
+        caller is copied.
         """
         where, dtype = select_device(str(spec.device or "cpu")), DTYPES[str(spec.dtype or "fp32")]
         torch.manual_seed(seed)
@@ -102,6 +88,7 @@ class Subject:
             "data": images,
         }
         model = loaded.model if spec.named else copy.deepcopy(loaded.model)
+        # A caller's model was copied above: moving it would change the caller's.
         model = model.to(device=where, dtype=getattr(torch, dtype)).eval()
         subject = cls(
             model, fitting(model, methods), task, dataset, images["batch_size"], data.limit, seed, data.workers,
@@ -130,12 +117,8 @@ class Subject:
     def batches(
         self, most: int | None = None, *, batch_size: int | None = None, order: NDArray[np.int64] | None = None
     ) -> Iterator[Batch]:
-        """Read at most ``most`` images (all for None), B at a time.
-
-        Args:
-            most: largest number of images.
-            batch_size: B, by default the subject's.
-            order: (I,), a permutation of these images.
+        """Read at most ``most`` images (all for None), B at a time, in the ``order`` (I,) of a permutation,
+        if given.
         """
         places = self.places(most)
         chosen = Subset(self.dataset, (places if order is None else places[order]).tolist())
@@ -155,11 +138,7 @@ class Subject:
 
 
 class Observer(Gauge):
-    """A gauge that records what a reduced model does, for one family; it adds no columns to rows.
-
-    Args:
-        contestant: a private copy, on which hooks may stay.
-    """
+    """A gauge that records what a reduced model, a private copy, does, for one family; it adds no columns to rows."""
 
     reduction: Reduction
 

@@ -88,15 +88,7 @@ def scores(row: Mapping[str, Any], dense: Mapping[str, Any], metric: str) -> dic
     """The scores of an evaluation that a record's header stores, for tasks whose scores do not follow from its arrays.
 
     In percent, and in points against the dense model; for embeddings, ``agree`` is the share of common neighbours.
-
-    Args:
-        row, dense: rows of the method and of the dense model by `vitrim.measure.evaluation.standard_probes`.
-        metric: metric that the task selects by.
-
-    Example:
-        >>> dense = {"recall1": 0.75, "agreement": 1.0, "neighbours": 1.0, "cosine": 1.0, "loss_error": 0.25}
-        >>> scores({**dense, "recall1": 0.5, "neighbours": 0.875, "cosine": 0.5}, dense, "recall1")
-        {'metric': 'recall1', 'score': 50.0, 'change': -25.0, 'agree': 87.5, 'cosine': 0.5, 'error': 25.0}
+    ``row`` and ``dense`` are rows by `standard_probes`.
     """
     found = {
         "score": 100 * row[metric],
@@ -117,8 +109,10 @@ def _row(record: Record, dense: Record | None, score: str) -> TableRow:
     if "metric" not in header and dense is not None and len(dense) == len(record):
         right, before, first, chosen = record.correct(), dense.correct(), record.first(), dense.first()
         if right is not None and before is not None:
+            # Paired: the error of a difference on the same images, not of two accuracies.
             each = right.astype(float) - before
             row["change"] = 100 * float(each.mean())
+            # Never 0: a change that no image shows is known to one image.
             error = max(float(each.std()) / math.sqrt(len(each)), 1 / len(each))
             row["error"] = None if record is dense else 100 * error
         if first is not None and chosen is not None:
@@ -146,6 +140,7 @@ def curve_of(method: str) -> str:
     for name in sorted(config.model_fields_set):
         value = getattr(config, name)
         if isinstance(value, tuple) and all(isinstance(one, int | float) for one in value):
+            # The signs of the steps of a list: schedules of one direction make one curve.
             steps = {(b > a) - (b < a) for a, b in pairwise(value)} - {0}
             words.append({(): "even", (1,): "rising", (-1,): "falling"}.get(tuple(steps), "uneven") + f" {name}")
         elif isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
@@ -154,12 +149,7 @@ def curve_of(method: str) -> str:
 
 
 def rate_of(method: str) -> float | None:
-    """The ``keep_rate`` in the text of a method; None without such an option.
-
-    Example:
-        >>> rate_of("topk:keep_rate=0.25"), rate_of("tome:r=8")
-        (0.25, None)
-    """
+    """The ``keep_rate`` in the text of a method; None without such an option."""
     if method.partition(":")[0] not in methods():
         return None
     rate = getattr(parse_method(method), "keep_rate", None)
@@ -195,6 +185,7 @@ def by_data(records: Sequence[Record]) -> list[Table]:
     for source, rate in product(sources, dict.fromkeys(map(rate_of, methods_of))):
         own = [one for one in methods_of if rate_of(one) == rate and (one, source) in scores]
         order = sorted(own, key=lambda one: -scores[one, source])
+        # Best and worst never overlap.
         few = min(PLACES, len(order) // 2)
         marks |= {(one, source): f"best {place}" for place, one in enumerate(order[:few], 1)}
         marks |= {(one, source): f"worst {place}" for place, one in enumerate(order[::-1][:few], 1)}
@@ -240,13 +231,7 @@ def draw_frontier(tables: Tables) -> Any:
 
 
 def sentences(rows: Sequence[TableRow]) -> list[str]:
-    """A sentence on the method that loses least; empty without methods or accuracy.
-
-    Example:
-        >>> row = {"method": "tome:r=8", "images": 100, "top1 %": 80.0, "change": -0.5, "error": 0.7}
-        >>> sentences([{**row, "MACs saved %": 20.0, "speed-up": 1.2}])
-        ['tome:r=8: top-1 -0.50±0.70 points, 20.0 % of the MACs saved, 1.20 times as fast as dense here']
-    """
+    """A sentence on the method that loses least; empty without methods or accuracy."""
     methods = [row for row in rows if row["error"] is not None]
     if not methods:
         return []

@@ -100,7 +100,6 @@ def demo(
         out: folder for ``demo.json`` and the figures.
         cifar10: a source of CIFAR-10 for `vitrim.data.load_images`: also score the shipped model on it.
         threads: of torch on the CPU; None: unchanged.
-        seed: of random weights, inputs and methods.
         on_progress: called with the next step in words.
 
     Returns:
@@ -108,7 +107,6 @@ def demo(
 
     Raises:
         VitrimError: ``out`` cannot be written, or ``cifar10`` is not CIFAR-10.
-        MissingPackageError: scikit-learn is not installed.
     """
     say = on_progress or (lambda text: None)
     out = Path(out)
@@ -158,15 +156,13 @@ class Exhibit:
     """A model with held-out images and methods.
 
     Attributes:
-        name: in the table.
-        images: their description, for titles.
+        name, images: in the table; the images' description, for titles.
         prefix: of the figures' files.
-        model: in eval mode.
         batches: images (B, C, H, W) and labels (B,).
         methods: two settings of each method, the stronger second; random first.
         drawn: methods of the figure of patches: the stronger settings, without random.
-        pictures: (SHOWN, C, H, W) preprocessed images of that figure.
-        pixels: (SHOWN, H, W) or (SHOWN, H, W, 3) the same images in [0, 1].
+        pictures, pixels: (SHOWN, C, H, W) preprocessed images of that figure; (SHOWN, H, W) or (SHOWN, H, W, 3) in [0,
+            1].
         captions: of these images.
     """
 
@@ -202,14 +198,7 @@ def digits() -> Exhibit:
 
 
 def photos(data: str) -> Exhibit:
-    """The shipped CIFAR-10 ViT on test photographs of CIFAR-10.
-
-    Args:
-        data: a source for `vitrim.data.load_images`, with a split `test`.
-
-    Raises:
-        VitrimError: no such data, or not ten classes.
-    """
+    """The shipped CIFAR-10 ViT on test photographs of CIFAR-10, a source for `load_images` with a split `test`."""
     model: Any = create_model(PHOTO_MODEL)
     dataset = load_images(data, split="test")
     if dataset.num_classes != model.num_classes:
@@ -219,6 +208,7 @@ def photos(data: str) -> Exhibit:
     images, labels = (torch.cat(part) for part in zip(*read, strict=True))
     if len(labels.unique()) < SHOWN:
         raise VitrimError(f"{data} has images of {len(labels.unique())} classes among {len(labels)}: it needs all ten")
+    # One picture per class, each its first.
     first = [int((labels == label).nonzero()[0]) for label in range(SHOWN)]
     return Exhibit(
         name="CIFAR-10 ViT",
@@ -253,6 +243,7 @@ def measure_speed(seed: int) -> list[dict[str, Any]]:
 
 def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -> MethodConfig:
     """ATM with one threshold for all layers and the MACs of ``method`` on ``images``."""
+    # On the images that are timed: adaptive counts depend on them.
     share = profile_of(model, method, images).macs.total / profile_of(model, None, images).macs.total
 
     def setting(theta: float) -> MethodConfig:
@@ -278,6 +269,7 @@ def draw(exhibit: Exhibit, rows: Sequence[Row], folder: Path) -> list[Path]:
         reduction = reduce_(model, text)
         with torch.no_grad():
             model(exhibit.pictures)
+        # `source` spans the tokens of the input, so its width counts them before any reduction.
         patches = reduction.state.source.shape[1] - reduction.state.num_prefix
         left = reduction.state.num_tokens - reduction.state.num_prefix
         states.append((f"{text.partition(':')[0]}\n{left} of {patches} left", reduction.state))

@@ -1,7 +1,7 @@
 """Data and model of the offline demo: handwritten digits of scikit-learn, and a small ViT trained on them.
 
-Every pixel is a token (patch size 1), so 8x8 scans give 64 patch tokens and a class token. `benchmarks/train_digits.py`
-makes the weights. The writers of the scans are unknown, so the split is by image: a writer may be in both parts.
+Every pixel is a token, so 8x8 scans give 64 patch tokens and a class token. `benchmarks/train_digits.py` makes the
+weights. The writers of the scans are unknown, so the split is by image: a writer may be in both parts.
 """
 
 from pathlib import Path
@@ -48,11 +48,7 @@ class Split(NamedTuple):
 
 
 def held_out_indices(labels: NDArray[np.int64], per_class: int, seed: int) -> NDArray[np.int64]:
-    """Draw ``per_class`` images of every class: their indices in ``labels`` (B,), ascending.
-
-    Raises:
-        ValueError: a class has fewer images.
-    """
+    """Draw ``per_class`` images of every class: their indices in ``labels`` (B,), ascending."""
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < per_class:
         raise ValueError(f"cannot hold out {per_class} images per class: the rarest class has {counts.min()}")
@@ -63,11 +59,7 @@ def held_out_indices(labels: NDArray[np.int64], per_class: int, seed: int) -> ND
 
 
 def load_split() -> Split:
-    """Load the 1,797 scans, always split into the same 1,347 for training and 450 held out (45 per digit).
-
-    Raises:
-        MissingPackageError: scikit-learn is not installed.
-    """
+    """Load the 1,797 scans, always split into the same 1,347 for training and 450 held out (45 per digit)."""
     check_installed("the demo", "sklearn", extra="demo")
     from sklearn.datasets import load_digits
 

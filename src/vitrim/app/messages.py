@@ -18,8 +18,7 @@ class Limits:
     Attributes:
         megabytes: largest file (1 MB is 10**6 bytes).
         megapixels: largest image, by its header.
-        side: least pixels of the shorter side.
-        aspect: largest ratio of the sides, which resizing keeps until the crop.
+        side, aspect: least pixels of the shorter side; largest ratio of the sides, which resizing keeps until the crop.
     """
 
     megabytes: float = 5.0
@@ -30,10 +29,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model of the page, with arguments of `vitrim.loading.create_model`.
-
-    Attributes:
-        weights: see `vitrim.loading.weights_of`.
+    """A model of the page, with arguments of `vitrim.loading.create_model`; ``weights`` are named as
+    `weights_of` does.
     """
 
     name: str
@@ -45,13 +42,8 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Slide:
-    """The arguments of a gradio slider.
-
-    Attributes:
-        label: the option in words, and its name.
-        info: the meaning of both ends.
-        minimum, maximum, step: of the values.
-        value: initial.
+    """The arguments of a gradio slider; ``label`` is the option in words, and its name, ``info`` the meaning of both
+    ends.
     """
 
     label: str
@@ -79,12 +71,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Settings:
-    """The choices of a user.
-
-    Attributes:
-        value: of the slider.
-        more: further options, ``key=value,key=value``.
-        beside: further methods, each at the MACs of the first.
+    """The choices of a user: the slider's ``value``, ``more`` options, ``key=value,key=value``, and methods
+    ``beside``.
     """
 
     model: str
@@ -149,8 +137,6 @@ class Reduced:
     """The model under one method.
 
     Attributes:
-        method: in text form.
-        pictures: after each block.
         same: True if the best class, or for embeddings the best example, is the dense model's.
         cosine: of its embedding to the dense model's; None for a classifier.
         saved: saved share of the dense model's MACs.
@@ -177,9 +163,7 @@ class Reply:
     Attributes:
         embeds: True if the model gives embeddings, which are compared with dense embeddings of the examples.
         checkpoint: True if the weights are from a file, which the page does not name.
-        options: of the model.
         notes: deviations from the request, a line each.
-        image: the preprocessed image.
         reduced: one per method, beginning with the user's.
     """
 
@@ -196,13 +180,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class PlottedPoint:
-    """A setting of the front.
+    """A setting of the front: its cost as a ``share`` of the dense model's, and its score, see `FrontFile.measure`.
 
-    Attributes:
-        share: its cost as a share of the dense model's.
-        score: see `FrontFile.measure`.
-        on_front: True if the point is not dominated.
-        returned: True if it is the search's result for its target.
+    ``on_front``: no other dominates it; ``returned``: it is the search's result for its target.
     """
 
     target: str
@@ -216,13 +196,11 @@ class PlottedPoint:
 
 @dataclass(frozen=True)
 class FrontFile:
-    """The content of a ``front.json``.
+    """The content of a ``front.json``, and its figure.
 
     Attributes:
         about: the conditions of the searches, in one line.
-        cost: the unit of the shares.
-        measure: the unit of the scores.
-        png: the figure.
+        cost, measure: the units of the shares and of the scores.
         words: the figure in one sentence.
     """
 

@@ -1,7 +1,4 @@
-"""The page, in gradio: its inputs, outputs and events. `vitrim.app.service` does the computing.
-
-Events are stateless: they get all input from the page and return all output to it.
-"""
+"""The page, in gradio: its inputs, outputs and events. Events are stateless: they get and return all that they need."""
 
 from __future__ import annotations
 
@@ -51,12 +48,7 @@ TEMPLATES.filters["breaking"] = lambda text: Markup(re.sub("([:,])", r"\1<wbr>",
 
 
 class Events:
-    """The handlers of the page's events.
-
-    Args:
-        jobs: runs the models.
-        folder: for copies of the example images.
-    """
+    """The handlers of the page's events; ``jobs`` runs the models, ``folder`` is for copies of the example images."""
 
     def __init__(self, jobs: Worker, folder: Path) -> None:
         self.jobs = jobs
@@ -74,6 +66,7 @@ class Events:
         chosen = method if method in slides else next(iter(slides), None)
         file = Path(str(image["path"])).name if isinstance(image, dict) else None
         shown = next((name for name, own in self.files.items() if Path(own).name == file), None)
+        # An upload stays; an example that the new model gets wrong would look like the method's fault.
         taken = known[0] if known and shown is not None and shown not in known else None
         beside = [name for name in FIRST_METHODS if name in slides and name != chosen]
         return (
@@ -97,10 +90,8 @@ class Events:
     ) -> tuple[Any, Any, Any, Any, Any]:
         """A result as HTML, or an error in one line; the slider over blocks, and the texts to copy.
 
-        Args:
-            image: gradio's description of the file, ``{"path": ...}``, or None.
-            model, method, value, more, beside: see `vitrim.app.messages.Settings`.
-            block: the visible block; at most the last.
+        ``image`` is gradio's description of the file, ``{"path": ...}``, or None; ``block`` is the visible one, at most
+        the last.
         """
         try:
             if image is None:
@@ -110,6 +101,7 @@ class Events:
             result: Reply = self.jobs.call("run", _content(image), choice, first=("offer", choice.model))
         except VitrimError as error:
             return html("result", error=str(error)), gr.update(), "", "", ""
+        # Another model may have fewer blocks than the slider had.
         last = len(result.reduced[0].pictures) - 1
         shown = min(int(block), last) if isinstance(block, int | float) and block >= 0 else last
         slider = gr.update(maximum=last, value=shown)

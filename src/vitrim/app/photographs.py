@@ -10,12 +10,8 @@ FOLDER = Path(__file__).parent / "examples"
 
 @dataclass(frozen=True)
 class Example:
-    """A shipped image.
-
-    Attributes:
-        name: for display, and of its file.
-        classes: names of correct classes, including ImageNet's.
-        credit: author and licence; empty for drawings, which were made for vitrim.
+    """A shipped image, with names of correct classes, including ImageNet's; drawings, made for vitrim, have
+    no credit.
     """
 
     name: str
@@ -44,14 +40,6 @@ EXAMPLES = (
 
 
 def known_of(said: dict[str, str]) -> list[str]:
-    """The examples that a model classifies correctly; all photographs if there are none.
-
-    Args:
-        said: predicted classes by the names of examples.
-
-    Example:
-        >>> known_of({"cat": "tabby", "coffee": "envelope", "ship": "ship"}), known_of({"ship": "envelope"})
-        (['cat', 'ship'], ['cat', 'panda', 'coffee', 'brushes', 'mountains', 'palace', 'moose'])
-    """
+    """The examples that a model classifies correctly, by the classes ``said``; all photographs if there are none."""
     known = [one.name for one in EXAMPLES if said.get(one.name) in one.classes]
     return known or [one.name for one in EXAMPLES if one.credit]

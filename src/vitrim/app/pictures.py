@@ -18,12 +18,9 @@ from vitrim.plots.patches import draw_kept, groups_of
 
 
 def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64] | None = None) -> list[BlockPicture]:
-    """The preprocessed image, or its remaining tokens after each block.
+    """The preprocessed ``image`` (C, H, W), or its remaining tokens after each block.
 
-    Args:
-        model: dense, of the image's size.
-        image: (C, H, W), preprocessed.
-        sources: (L, P), the token that contains each patch after each block, -1 for none; None: only the image.
+    ``sources`` (L, P) are the token that contains each patch after each block, -1 for none; None: only the image.
     """
     pixels, grid = pixels_of(model, image), host_of(model).facts(model).grid_size
     scale = -(-LARGE // pixels.shape[1])
@@ -45,12 +42,7 @@ def _webp(drawn: NDArray[np.float32]) -> bytes:
 
 
 def _words(block: int, groups: NDArray[Any]) -> str:
-    """The content of a picture in one sentence.
-
-    Example:
-        >>> _words(3, np.array([0, 1, 1, -1]))
-        'after block 3: of 4 patches, 1 is pruned, 2 are merged into 1 group'
-    """
+    """The content of a picture in one sentence."""
     sizes = np.unique(groups[groups >= 0], return_counts=True)[1]
     pruned, merged, count = int((groups < 0).sum()), int(sizes[sizes > 1].sum()), int((sizes > 1).sum())
     parts = [f"{pruned} {'is' if pruned == 1 else 'are'} pruned"] if pruned else []

@@ -70,7 +70,6 @@ class Service:
 
     Args:
         sources: the models; no others are loaded.
-        limits: of uploads.
         seconds: limit of a job; timing is omitted if it would exceed it.
 
     Example:
@@ -86,11 +85,7 @@ class Service:
         self.loaded: OrderedDict[str, _Ready] = OrderedDict()
 
     def offer(self, name: str) -> Offer:
-        """A model with its methods and examples.
-
-        Raises:
-            VitrimError: an unknown model, or one that cannot be created, reduced or shown.
-        """
+        """A model with its methods and examples; `VitrimError` if it cannot be created, reduced or shown."""
         loaded = self._load(name)
         rows, columns = host_of(loaded.model).facts(loaded.model).grid_size
         slides = {method: slide_of(method, rows * columns) for method in loaded.methods}
@@ -103,10 +98,8 @@ class Service:
         return read_front(content)
 
     def run(self, content: bytes, choice: Settings) -> Reply:
-        """Run a model on an image file, dense and reduced.
-
-        Raises:
-            VitrimError: an invalid image, model, method, value or option.
+        """Run a model on an image file, dense and reduced; `VitrimError` for an invalid image, method,
+        value or option.
         """
         loaded = self._load(choice.model)
         end = time.monotonic() + self.seconds  # loading a model does not count
@@ -166,6 +159,7 @@ class Service:
                 said = zip(EXAMPLES, outputs.argmax(1).tolist(), strict=True)
                 known = known_of({one.name: classes[place] for one, place in said})
                 self.loaded[name] = _Ready(model, classes, methods, known, None)
+        # The model that nobody asked for longest is dropped first.
         self.loaded.move_to_end(name)
         while len(self.loaded) > KEPT_MODELS:
             self.loaded.popitem(last=False)
@@ -237,6 +231,7 @@ def _reduced(model: nn.Module, config: MethodConfig, images: Tensor) -> tuple[Mo
     copy = shared_copy(model)
     reduction = reduce_(copy, config, record=True)
     with torch.no_grad(), torch.random.fork_rng([]):
+        # The same draws in both passes: the picture shows the pass whose cost is counted.
         torch.manual_seed(0)  # random methods give the same picture to all users
         output = Contestant(copy, _task(model), reduction, watched=True).run(images, count=True)
         torch.manual_seed(0)

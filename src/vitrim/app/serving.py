@@ -23,6 +23,7 @@ QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "
 def check_port(host: str, port: int) -> None:
     """Refuse a host that is not this machine's, or a port that is in use or not permitted."""
     try:
+        # Before models are loaded: a port in use should not cost a minute.
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,15 +52,12 @@ def serve(
     Args:
         models: names of the models, as of `vitrim.ModelSpec`.
         pretrained, checkpoint, model_options: as of `vitrim.ModelSpec`; a checkpoint only with one model.
-        host, port: the address.
         max_upload: largest upload in MB.
-        browser: open the page in the browser.
         threads: of torch in the process that runs models; None: torch's default.
         on_progress: called with a line: the models being loaded, then the page's address.
 
     Raises:
         VitrimError: an unknown or unsupported model, or an address in use.
-        MissingPackageError: gradio or matplotlib is not installed.
     """
     names = list(dict.fromkeys(models))
     if checkpoint is not None and len(names) > 1:
@@ -87,11 +85,13 @@ def serve(
 def _launched(worker: Worker, limits: Limits, folder: str, **where: Any) -> tuple[Any, str]:
     """The page, served in threads of its own, and its address; without what gradio offers to others."""
     os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
+    # Imported late: gradio reads these variables as it loads.
     from vitrim.app.page import CSS, make_page, theme
 
     page = make_page(worker, limits, Path(folder))
     _, address, _ = page.launch(
         **where,
+        # No tunnel, no reports of use, no interface for other programs.
         share=False,
         quiet=True,
         show_error=False,

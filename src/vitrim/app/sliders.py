@@ -21,21 +21,17 @@ STEPS = 7
 
 
 def slide_of(name: str, patches: int) -> Slide:
-    """The slider of a method on a model with this number of patches.
-
-    Raises:
-        VitrimError: an unknown method, or one without an amount.
+    """The slider of a method on a model with this number of patches; `VitrimError` for a method without an amount.
 
     Example:
         >>> slide = slide_of("tome", patches=64)
         >>> slide.label, slide.minimum, slide.maximum, slide.value
         ('tokens merged per block (r)', 0, 32, 8)
-        >>> slide_of("topk", patches=64).info
-        '1 removes nothing, 0.05 the most'
     """
     config, tunable = make_method(name), _tunable(name)
     given = getattr(config, tunable.option)
     end = tunable.end(patches)
+    # A keep rate falls and an amount rises with strength: the slider always rises.
     low, high = sorted((tunable.mildest, end))
     value = given if isinstance(given, int | float) and given != tunable.mildest else tunable.value(STRENGTH, patches)
     if not tunable.digits and not float(value).is_integer():  # a share of the patches
@@ -62,9 +58,6 @@ def _tunable(name: str) -> Tunable:
 def config_of(name: str, value: float, more: str = "") -> MethodConfig:
     """The method with its slider at a value, and further options, ``key=value,key=value``.
 
-    Raises:
-        VitrimError: an invalid or repeated option, or an invalid value.
-
     Example:
         >>> config_of("tome", 12.0, "proportional=false").describe()
         'tome:r=12,proportional=false'
@@ -81,14 +74,8 @@ def config_of(name: str, value: float, more: str = "") -> MethodConfig:
 
 
 def matched(name: str, patches: int, cost: Callable[[MethodConfig], float], wanted: float) -> MethodConfig:
-    """The method at the slider value with about the wanted cost.
-
-    Args:
-        cost: of a setting; falls with the amount.
-        wanted: out of reach, the nearest cost.
-
-    Raises:
-        VitrimError: see `config_of`.
+    """The method at the slider value with about the ``wanted`` cost, or the nearest within reach; costs fall with the
+    amount.
 
     Example:
         >>> matched("tome", 64, lambda config: 100.0 - config.r, 88.0).describe()
@@ -98,6 +85,7 @@ def matched(name: str, patches: int, cost: Callable[[MethodConfig], float], want
     mild, strong = float(tunable.mildest), float(tunable.end(patches))
     tried = []
     for _ in range(STEPS):
+        # Costs fall from mild to strong: halve the side that holds the wanted one.
         middle = (mild + strong) / 2
         config = config_of(name, middle)
         found = cost(config)

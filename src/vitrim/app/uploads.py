@@ -34,12 +34,7 @@ UNITS = {"macs": "MACs", "speedup": "latency"}
 
 @dataclass(frozen=True)
 class Upload:
-    """An accepted image.
-
-    Attributes:
-        image: RGB, upright.
-        notes: a line per visible change.
-    """
+    """An accepted image, RGB and upright, with a line per visible change."""
 
     image: Image.Image
     notes: tuple[str, ...] = ()
@@ -48,16 +43,7 @@ class Upload:
 def read_image(content: bytes, limits: Limits | None = None) -> Upload:
     """Decode an uploaded image: the first frame, upright, in RGB, on white. Its header is checked first.
 
-    Raises:
-        VitrimError: the file is too large, no image, broken, of a format not in `FORMATS`, or its sides are out of
-            range.
-
-    Example:
-        >>> from PIL import Image
-        >>> file = BytesIO()
-        >>> Image.new("CMYK", (40, 30)).save(file, "JPEG")
-        >>> read_image(file.getvalue()).notes
-        ('the image is in CMYK: its colours were converted to RGB, without a colour profile',)
+    `VitrimError` for a file that is too large, broken, or of a format not in `FORMATS`, and for sides out of range.
     """
     limits = limits or Limits()
     if len(content) > limits.megabytes * 1e6:
@@ -80,6 +66,7 @@ def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
     try:
         # our limit is in megapixels, and an error
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            # Opening reads the header alone: nothing is decoded before its size is known to be harmless.
             image: Any = Image.open(BytesIO(content), formats=FORMATS)
             frames = getattr(image, "n_frames", 1)
     except UnidentifiedImageError:
@@ -91,12 +78,16 @@ def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
     with image:
         width, height = image.size
         shape = f"the image has {width} x {height} pixels"
-        if width * height > limits.megapixels * 1e6:
-            raise VitrimError(f"{shape}; at most {limits.megapixels:g} megapixels are read")
-        if min(width, height) < limits.side:
-            raise VitrimError(f"{shape}; at least {limits.side} x {limits.side} are needed to see anything")
-        if max(width, height) > limits.aspect * min(width, height):
-            raise VitrimError(f"{shape}; one side may be at most {limits.aspect:g} times the other: crop it")
+        bounds = {
+            f"at most {limits.megapixels:g} megapixels are read": width * height > limits.megapixels * 1e6,
+            f"at least {limits.side} x {limits.side} are needed to see anything": min(width, height) < limits.side,
+            f"one side may be at most {limits.aspect:g} times the other: crop it": (
+                max(width, height) > limits.aspect * min(width, height)
+            ),
+        }
+        broken = next((bound for bound, beyond in bounds.items() if beyond), None)
+        if broken is not None:
+            raise VitrimError(f"{shape}; {broken}")
         if frames > 1:
             yield f"the image has {frames} frames: the first one is shown"
         if image.mode == "CMYK":
@@ -133,13 +124,10 @@ class _FrontJson(Stored):
 
 
 def read_front(content: bytes) -> FrontFile:
-    """Read the bytes of a ``front.json``.
+    """Read the bytes of a ``front.json``; `VitrimError` for anything else.
 
     Scores are the agreement with the dense model in percent if the file has it, else the damage (less is better). The
     front is that of these scores.
-
-    Raises:
-        VitrimError: it is too large, no JSON, or not the front of a search.
 
     Example:
         >>> import json
@@ -194,6 +182,7 @@ def _picture(points: Sequence[PlottedPoint], cost: str, measure: str) -> bytes:
         own = [(100 * one.share, one.score) for one in points if one.setting == setting]
         if own:
             axis.plot(*zip(*own, strict=True), marker, color=colour, label=setting, zorder=3)
+    # The dense model decides as itself in all images; its damage is 0.
     dense = 100.0 if measure.startswith("decided") else 0.0
     line = sorted([*((100 * one.share, one.score) for one in points if one.on_front), (100.0, dense)])
     axis.plot(*zip(*line, strict=True), ":", color=DENSE_COLOUR, linewidth=1, label="front", zorder=2)

@@ -1,6 +1,6 @@
 """The process that runs the models. A job that takes too long or kills it is an error only for its user.
 
-A thread would not do, because a forward pass in a thread cannot be stopped.
+A forward pass in a thread could not be stopped.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ GRACE = 1.0
 class Worker:
     """A service, such as `vitrim.app.service.Service`, in a separate process, restarted when it has ended.
 
-    Jobs run one by one. A context manager, which ends the process.
-
-    Args:
-        make: creates the service in the process, such as `service`; it is pickled.
-        seconds: limit of a job; then the process is killed.
+    Jobs run one by one, each for at most so many ``seconds``. ``make``, which is pickled, creates the service in the
+    process. A context manager, which ends the process.
     """
 
     def __init__(self, make: Callable[[], Any], *, seconds: float = SECONDS) -> None:
@@ -53,11 +50,7 @@ class Worker:
 
     @cached_property
     def offers(self) -> Sequence[Offer]:
-        """The models, once they are loaded.
-
-        Raises:
-            VitrimError: a model cannot be created or shown.
-        """
+        """The models, once they are loaded; `VitrimError` if one cannot be created or shown."""
         with self.lock:
             found: Sequence[Offer] = self._ask("offers", (), START_SECONDS)
             return found
@@ -65,11 +58,8 @@ class Worker:
     def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
         """The result of the method ``job`` of the service.
 
-        Args:
-            first: a method and its arguments to call before, with the limit of a start, to load the model.
-
-        Raises:
-            VitrimError: of the service, or the job took too long or ended the process.
+        ``first`` is a method and its arguments to call before, with the limit of a start, to load the model.
+        `VitrimError` of the service, or if the job took too long or ended the process.
         """
         with self.lock:
             if self.process is None or not self.process.is_alive():
@@ -88,6 +78,7 @@ class Worker:
             while not self.connection.poll(0.2):  # short waits, so that Ctrl-C works
                 if time.monotonic() > end:
                     self.stop()
+                    # A job inside torch cannot be interrupted, so its process ends.
                     hint = "models must load in that time" if seconds == START_SECONDS else "take milder settings"
                     raise VitrimError(f"this took more than {seconds:g} s and was ended: {hint}")
             done, reply = self.connection.recv()
@@ -115,9 +106,11 @@ class Worker:
 
     def _start(self) -> None:
         self.stop()
+        # A fresh process: a fork would share threads and locks that torch holds.
         self.connection, theirs = SPAWN.Pipe()
         self.process = SPAWN.Process(target=_serve, args=(theirs, self.make), daemon=True)
         self.process.start()
+        # With this end held by the child alone, its death reads as the end of the pipe.
         theirs.close()
 
 

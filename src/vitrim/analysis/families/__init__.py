@@ -1,9 +1,4 @@
-"""The families of an analysis. A new family is a file in this folder and a line in `FAMILIES`.
-
-results_of(records)                   every family that one pass over the images provides
-results_of(None, ["router"], {name: subject}) families that run the model again
-across(analyses)                      records of several analyses, possibly of different images
-"""
+"""The families of an analysis. A new family is a file in this folder and a line in `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -66,11 +61,8 @@ DEFAULT = tuple(name for name, family in FAMILIES.items() if family.of_records i
 def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = (), blocks: Sequence[int] = ()) -> list[str]:
     """The requested families, in the order of a report; an empty list for None.
 
-    Args:
-        only: names, as a sequence or comma-separated text; "all" for all.
-
-    Raises:
-        VitrimError: an unknown family, or sizes or blocks without a family that uses them.
+    ``only``: names, as a sequence or comma-separated text; "all" for all. `VitrimError` for an unknown family, or sizes
+    or blocks without a family that uses them.
 
     Example:
         >>> chosen("counts,depth"), chosen(None), len(chosen("all"))
@@ -93,13 +85,8 @@ def results_of(
 ) -> dict[str, FamilyResult]:
     """The results of the named families, or of `DEFAULT` if no names are passed, in the order of a report.
 
-    Args:
-        records: records of one pass; None leaves out the parts that need records.
-        names: families. If a family of `DEFAULT` fails without being named, a note says why.
-        subjects: subjects by model name, for named families that run the model; None leaves these parts out.
-
-    Raises:
-        VitrimError: an unknown family, a named family that fails, or a duplicate record.
+    Parts that need ``records``, or ``subjects`` by model name, are left out without them. A family of `DEFAULT` that
+    fails without being named gives a note; a named one raises.
     """
     named = chosen(names)
     stored = None if records is None else titled(records)
@@ -139,10 +126,8 @@ def beside(results: Mapping[str, FamilyResult]) -> FamilyResult:
 
 
 def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> dict[str, FamilyResult]:
-    """The tables of several analyses, possibly of different images, by the named families or all that can compare them.
-
-    Raises:
-        VitrimError: fewer than two analyses, a family that compares image by image, or a named family that fails.
+    """The tables of several analyses, possibly of different images, by the named families or all that can
+    compare them.
     """
     valid = ("depth", "counts", "features")
     wrong = next((name for name in names if name not in valid), None)

@@ -74,10 +74,12 @@ class _Maps(Observer):
         """Record both maps, then call the reducer's own ``attend_reduced``."""
         from scipy.stats import entropy
 
+        # A last block that computes the class token's row alone has no map to compare.
         if inputs.rows is None:
             maps = reducer.fused_maps(assignment, attention, inputs)
             given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in maps)
             # for pictures, spread a token's attention evenly over its patches
+            # Before the division by its size, a token's attention is that of all of its patches.
             after = assignment.advance(inputs.x, inputs.state)
             source, size = after.source[:, after.num_prefix :].cpu().numpy(), after.size.double().cpu().numpy()
             shares = (np.take_along_axis(one / size, np.maximum(source, 0), axis=1) for one in (given, precise))

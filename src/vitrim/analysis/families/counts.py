@@ -23,6 +23,7 @@ def counts(records: Sequence[Record]) -> FamilyResult:
         tokens = record.tokens()
         start = record.num_patches + record.header["num_prefix"]
         bounds, thresholds = (record.header.get(key) or [None] * tokens.shape[1] for key in ("bounds", "thresholds"))
+        # Tokens in front of each block: those behind the one before.
         before = np.concatenate([np.full((len(tokens), 1), start), tokens[:, :-1]], 1)
         for block, (left, had) in enumerate(zip(tokens.T, before.T, strict=True)):
             p10, median, p90 = np.quantile(left, [0.1, 0.5, 0.9]).tolist()

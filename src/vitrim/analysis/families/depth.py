@@ -30,15 +30,8 @@ class MeanDepth(NamedTuple):
 def depth_map(kept: ArrayLike, blocks: Sequence[int], num_layers: int) -> Floats:
     """The block in which each patch is dropped, (..., P) float64; ``num_layers`` if it never is.
 
-    A patch that returns counts from its first removal. Source: "Which Tokens to Use?", averaged depth of patches.
-
-    Args:
-        kept: (..., S, P) bool, the patches left after each of S blocks.
-        blocks: the S blocks, from 0, ascending.
-        num_layers: L.
-
-    Raises:
-        VitrimError: the number of blocks is not S.
+    ``kept`` (..., S, P) are the patches left after each of the S ``blocks``, ascending. A patch that returns counts
+    from its first removal. Source: "Which Tokens to Use?", averaged depth of patches.
 
     Example:
         >>> depth_map([[True, True, False], [True, False, False]], [3, 6], 12).tolist()
@@ -48,18 +41,14 @@ def depth_map(kept: ArrayLike, blocks: Sequence[int], num_layers: int) -> Floats
     if left.ndim < 2 or left.shape[-2] != len(blocks):
         raise VitrimError(f"expected kept patches (..., {len(blocks)}, P) for {len(blocks)} blocks, got {left.shape}")
     depth = np.full((*left.shape[:-2], left.shape[-1]), float(num_layers))
+    # From the last block to the first: the earliest removal is written last.
     for stage in reversed(range(len(blocks))):
         depth[~left[..., stage, :]] = blocks[stage]
     return depth
 
 
 def mean_depth(depths: ArrayLike) -> MeanDepth:
-    """Mean and population standard deviation of depths (I, P) over images, per patch and overall.
-
-    Example:
-        >>> mean_depth([[3.0, 12.0], [6.0, 12.0]]).mean.tolist()
-        [4.5, 12.0]
-    """
+    """Mean and population standard deviation of depths (I, P) over images, per patch and overall."""
     depth = np.asarray(depths, dtype=np.float64)
     return MeanDepth(depth.mean(0), depth.std(0), float(depth.mean()), float(depth.std()))
 
@@ -68,16 +57,11 @@ def mean_depth(depths: ArrayLike) -> MeanDepth:
 
 
 def kl_bits(a: ArrayLike, b: ArrayLike) -> float:
-    """Kullback-Leibler divergence KL(q || p) = sum q log2(q / p) in bits of the normalised maps p = a, q = b.
+    """Kullback-Leibler divergence KL(q || p) = sum q log2(q / p) in bits of the normalised maps p = a, q = b, of one
+    shape.
 
     The first map is the reference, as in the study's code: its "KLD12" is KL(2 || 1). Entries with q = 0 contribute 0;
-    infinite if p = 0 where q > 0.
-
-    Args:
-        a, b: maps of one shape, not negative.
-
-    Raises:
-        VitrimError: maps of different shapes, negative or all zero.
+    infinite if p = 0 where q > 0. `VitrimError` for maps that are negative, or all zero.
 
     Example:
         >>> kl_bits([1, 1], [1, 0])
@@ -92,9 +76,7 @@ def kl_bits(a: ArrayLike, b: ArrayLike) -> float:
 def js_bits(a: ArrayLike, b: ArrayLike, *, reference: bool = False) -> float:
     """Jensen-Shannon divergence in bits, (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2; in [0, 1]. Symmetric.
 
-    Args:
-        a, b: see `kl_bits`, also for errors.
-        reference: reverse the arguments, (KL(m || p) + KL(m || q)) / 2, as in the study's code; unbounded.
+    With ``reference``, the arguments are reversed, (KL(m || p) + KL(m || q)) / 2, as in the study's code; unbounded.
 
     Example:
         >>> js_bits([1, 0], [0, 1]), js_bits([1, 0], [0, 1], reference=True)
@@ -109,12 +91,7 @@ def js_bits(a: ArrayLike, b: ArrayLike, *, reference: bool = False) -> float:
 
 
 def pcc(a: ArrayLike, b: ArrayLike) -> float:
-    """Pearson's correlation of two maps, in [-1, 1]; nan if a map is constant.
-
-    Example:
-        >>> round(pcc([0, 1, 2], [0, 2, 4]), 12)
-        1.0
-    """
+    """Pearson's correlation of two maps, in [-1, 1]; nan if a map is constant."""
     first, second = _maps(a, b)
     if _constant(first, second):
         return float("nan")
@@ -122,12 +99,7 @@ def pcc(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def scc(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's correlation of two maps: `pcc` of the ranks, ties at their mean rank.
-
-    Example:
-        >>> round(scc([0, 1, 2], [0, 1, 100]), 12)
-        1.0
-    """
+    """Spearman's correlation of two maps: `pcc` of the ranks, ties at their mean rank."""
     from scipy.stats import rankdata
 
     return pcc(*(rankdata(one) for one in _maps(a, b)))
@@ -151,15 +123,9 @@ def sim(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def emd(a: ArrayLike, b: ArrayLike) -> float:
-    """Earth mover's distance of two normalised maps: the least mean Euclidean distance to move the mass, in patches.
+    """Earth mover's distance of two normalised maps (rows, columns): the least mean Euclidean distance, in patches.
 
-    Solved exactly by POT's network simplex.
-
-    Args:
-        a, b: (rows, columns), not negative.
-
-    Raises:
-        VitrimError: maps of different shapes, not of two dimensions, negative or all zero.
+    Solved exactly by POT's network simplex. Errors as of `kl_bits`.
 
     Example:
         >>> emd([[1, 0, 0]], [[0, 0, 1]])
@@ -171,6 +137,7 @@ def emd(a: ArrayLike, b: ArrayLike) -> float:
     if len(shape) != 2:
         raise VitrimError(f"expected maps (rows, columns), got {shape}")
     p, q = _maps(a, b, masses=True)
+    # Row and column of every patch: mass moves by straight lines.
     places = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 2).astype(np.float64)
     return float(ot.emd2(p, q, ot.dist(places, metric="euclidean")))
 

@@ -2,7 +2,8 @@
 
 The distances are those of Ding et al., Grounding Representation Similarity with Statistical Testing (NeurIPS 2021),
 which "Which Tokens to Use?" applies to class tokens. They compare features (I, C) and (I, D) of the same I images in
-the same order, and centre and scale them first; they raise `VitrimError` for different numbers of images."""
+the same order, and centre and scale them first; `VitrimError` for different numbers of images.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +34,7 @@ from vitrim.style import SMALL, TEXT, method_of, names_below, panels
 
 
 def center(features: ArrayLike) -> Floats:
-    """Features (I, C) minus their mean over images, divided by their Frobenius norm; zeros for constant features.
-
-    Example:
-        >>> center([[0.0], [2.0]]).round(4).tolist()
-        [[-0.7071], [0.7071]]
-    """
+    """Features (I, C) minus their mean over images, divided by their Frobenius norm; zeros for constant features."""
     values = np.asarray(features, dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise VitrimError(f"expected features (images, channels), got {values.shape}")
@@ -110,6 +106,7 @@ def cca(a: ArrayLike, b: ArrayLike) -> CCA:
     images, widest = len(first), max(first.shape[1], second.shape[1])
     if images <= widest:
         raise VitrimError(f"CCA needs more images than channels, got {images} images and {widest} channels")
+    # Whitened features: their products are correlations.
     root, other_root = (_inverse_root(one.T @ one) for one in (first, second))
     # full SVD: the weights of PWCCA run over all directions
     directions, correlations, _ = np.linalg.svd(root @ (first.T @ second) @ other_root, full_matrices=True)
@@ -122,6 +119,7 @@ def _inverse_root(matrix: Floats) -> Floats:
     """The symmetric inverse square root; eigenvalues that are not positive give 0."""
     values, vectors = np.linalg.eigh(matrix)
     roots = np.zeros_like(values)
+    # Directions without variance have no correlation.
     roots[values > 0] = values[values > 0] ** -0.5
     found: Floats = (vectors * roots) @ vectors.T
     return found
@@ -144,17 +142,12 @@ HEAD = "head"
 
 def features(*groups: Sequence[Record]) -> FamilyResult:
     """Distances between the features of every pair of records, and their rank correlation with the pair's difference in
-    accuracy or, without labels, in agreement with the dense model: over all pairs, and over the pairs with each record
-    (the anchor), where the difference is signed.
+    accuracy or, without labels, in agreement with the dense model: over all pairs, and with each record (the anchor),
+    signed.
 
-    CCA is left out if there are fewer than twice as many images as channels. For several groups, such as the records of
-    several analyses, pairs are within groups, and rank correlations are over the pairs of all groups.
-
-    Args:
-        groups: the records of each group are of the same images; all names differ.
-
-    Raises:
-        VitrimError: records of different images in a group, or fewer images than classes.
+    CCA is left out if there are fewer than twice as many images as channels. For several ``groups``, each of the same
+    images, pairs are within groups, and rank correlations are over the pairs of all. `VitrimError` for different images
+    in a group, or fewer images than classes.
     """
     every = [[record for record in group if "head" in record.arrays] for group in groups]
     having = [group for group in every if len(group) > 1]
@@ -202,6 +195,7 @@ def _distances(group: Sequence[Record], scores: Mapping[str, float]) -> Iterator
     """Yield the rows of every pair of records, at every block that all have, and at the classifier's input."""
     from threadpoolctl import threadpool_limits
 
+    # Records may keep features of other blocks: only shared ones can be compared.
     common = set.intersection(*(set(record.header["feature_blocks"]) for record in group))
     for (a, b), block in product(combinations(group, 2), (*sorted(common), None)):
         one, other = a.feature(block), b.feature(block)

@@ -41,7 +41,7 @@ class MergingError(NamedTuple):
 
 
 def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> MergingError:
-    """The loss of one merging step, summed over its groups, and its bounds by ATM's Theorem 1.
+    """The loss of one merging step, summed over its groups, and its bounds by ATM's Theorem 1, (...) float64 each.
 
     With tokens scaled to length 1, m the mean of a group weighted by the sizes n_i, and N the sum of these sizes,
 
@@ -49,7 +49,7 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
         D = sum_i n_i |x_i - m|^2 = N (1 - |m|^2)
 
     so that D / 2 <= E <= D. For a pair, D is 2 n_i n_j / (n_i + n_j) times the cosine distance, which is Theorem 1; the
-    bounds here hold for groups of any size. Results are (...) float64.
+    bounds here hold for groups of any size.
 
     Args:
         tokens: (..., N, C), before the step.
@@ -68,6 +68,7 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
     members = weights[..., None, :] * (labels[..., None, :] == np.arange(labels.max(initial=0) + 1)[:, None])
     total = members.sum(-1)
     means = (members @ unit) / np.maximum(total, TINY)[..., None]
+    # A mean of unit vectors is no longer than 1, but for rounding.
     squared = np.minimum((means**2).sum(-1), 1.0)
     error, most = ((total * (1 - one)).sum(-1) for one in (np.sqrt(squared), squared))
     return MergingError(error, most / 2, most)
@@ -77,11 +78,7 @@ def spread_in_groups(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike, mer
     """The squared distance of tokens to the tokens they become, relative to their squared length, weighted by size.
 
     sum_i n_i |x_i - y_g(i)|^2 / sum_i n_i |x_i|^2 over the tokens with a group, (...) float64: 0 if nothing is lost,
-    nan without tokens.
-
-    Args:
-        tokens, sizes, groups: see `merging_error`.
-        merged: (..., M, C), the new tokens y.
+    nan without tokens. ``merged`` (..., M, C) are the new tokens y; for the rest see `merging_error`.
 
     Example:
         >>> round(float(spread_in_groups([[1.0], [3.0]], [1, 1], [0, 0], [[2.0]])), 4)
@@ -176,6 +173,7 @@ def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[Tab
         notes.append(f"{name} is left out of one block at a time: it takes no amount for each block")
         return []
     patches, num_layers = int(np.prod(subject.facts.grid_size)), subject.num_layers
+    # A threshold removes what is alike, so shares cannot be asked of it.
     amounts = THRESHOLDS if tunable.similarity else SHARES
     settings: list[tuple[float, int, MethodConfig]] = []
     for amount, depth in product(amounts, range(num_layers)):
@@ -233,6 +231,7 @@ class _Errors(Observer):
             p, real = state.num_prefix, torch.ones_like(target, dtype=torch.bool) if state.mask is None else state.mask
             groups = torch.where(real, target, -1)[:, p:].cpu().numpy()
             tokens, sizes = (one[:, p:].detach().double().cpu().numpy() for one in (x, state.size))
+            # All tokens of a group but one were merged into it.
             joined = [int((row >= 0).sum()) - len(np.unique(row[row >= 0])) for row in groups]
             squared = spread_in_groups(tokens, sizes, groups, merged.detach().double().cpu().numpy())
             self.add(call.depth, np.array(joined, np.float64), *merging_error(tokens, sizes, groups), squared)

@@ -1,7 +1,8 @@
 """Patterns: which patches methods keep, and how they group them, for every pair of records, block by block.
 
 "Which Tokens to Use?" is Haurum et al., Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCV
-workshops 2023); algorithms and sections are those of its supplement."""
+workshops 2023); algorithms and sections are those of its supplement.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +27,10 @@ from vitrim.style import TEXT, method_of
 
 
 def iou(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Intersection over union of sets of patches, |A & B| / |A | B|, (...) float64; 0 if both are empty. Symmetric.
+    """Intersection over union of sets of patches (..., P), |A & B| / |A | B|, (...) float64; 0 if both are empty.
+    Symmetric.
 
     Source: "Which Tokens to Use?", section 5.
-
-    Args:
-        a, b: (..., P) bool, True for the patches of the set.
 
     Example:
         >>> float(iou([True, True, False, False], [True, False, True, False]))
@@ -42,13 +41,10 @@ def iou(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def ioa(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Share of the second set that lies in the first, |A & B| / |B|, (...) float64; 0 if B is empty.
+    """Share of the second set that lies in the first, |A & B| / |B|, (...) float64; 0 if B is empty. Sets as of `iou`.
 
     Source: "Which Tokens to Use?", section 5; there B is the set of the lower keep rate, so 1 means that the higher
     rate keeps all of it.
-
-    Args:
-        a, b: see `iou`.
 
     Example:
         >>> float(ioa([True, True, True, False], [True, False, False, True]))
@@ -84,10 +80,6 @@ def least_iou(patches: int, a: int, b: int) -> float:
     """The tight lower bound on `iou` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / P.
 
     Algorithm 2, see `least_ioa`. If two sets with the least overlap intersect at all, their union is all P patches.
-
-    Example:
-        >>> least_iou(196, 24, 24), round(least_iou(196, 158, 96), 3)
-        (0.0, 0.296)
     """
     return max(0, a + b - patches) / patches
 
@@ -107,6 +99,7 @@ def chance_iou(patches: int, a: int, b: int) -> float:
     """
     from scipy.stats import hypergeom
 
+    # All intersections that two sets of these sizes can have.
     overlap = np.arange(max(0, a + b - patches), min(a, b) + 1)
     return float(hypergeom.pmf(overlap, patches, a, b) @ _ratio(overlap, a + b - overlap))
 
@@ -120,16 +113,13 @@ EPS = float(np.finfo(np.float64).eps)
 def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
     """The degree to which every cluster of ``b`` holds patches of a single cluster of ``a``: 1 - H(A|B) / H(A).
 
-    (...) float64 in [0, 1]; 1 if ``a`` is a single cluster. The same as scikit-learn's
-    ``homogeneity_score(labels_true=a, labels_pred=b)``, which takes a millisecond per image, or minutes for the pairs
-    and blocks of one analysis; this one is vectorised.
+    ``a`` and ``b`` are (..., P) clusters; -1, a removed patch, counts as one. (...) float64 in [0, 1]; 1 if ``a`` is a
+    single cluster. scikit-learn's ``homogeneity_score(labels_true=a, labels_pred=b)`` takes a millisecond per image, or
+    minutes for the pairs and blocks of one analysis; this one is vectorised.
 
     Rosenberg and Hirschberg, V-Measure (EMNLP 2007). "Which Tokens to Use?" compares a higher rate M1 with a lower rate
     M2 by 1 - H(M2|M1) / H(M2), which is ``homogeneity(M2, M1)``; the formula in section E of its supplement is what its
     code calls completeness.
-
-    Args:
-        a, b: (..., P) integers, the cluster of every patch; -1, a removed patch, counts as a cluster.
 
     Example:
         >>> homogeneity([[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 1, 2, 3], [0, 0, 1, 1]]).round(4).tolist()
@@ -140,12 +130,7 @@ def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def completeness(a: ArrayLike, b: ArrayLike) -> Floats:
-    """The degree to which every cluster of ``a`` lies in a single cluster of ``b``: ``homogeneity(b, a)``.
-
-    Example:
-        >>> round(float(completeness([0, 0, 1, 1], [0, 1, 2, 3])), 4)
-        0.5
-    """
+    """The degree to which every cluster of ``a`` lies in a single cluster of ``b``: ``homogeneity(b, a)``."""
     return homogeneity(b, a)
 
 
@@ -154,10 +139,6 @@ def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
 
     This is the normalised mutual information 2 I(A; B) / (H(A) + H(B)) with the arithmetic mean, the NMI of "Which
     Tokens to Use?". It is not corrected for chance; see `ami`. Arguments and range: see `homogeneity`.
-
-    Example:
-        >>> round(float(v_measure([0, 0, 1, 1], [0, 1, 2, 3])), 4)
-        0.6667
     """
     of_a, of_b, of_both = _entropies(a, b)
     return _share(2 * (of_a + of_b - of_both), of_a + of_b)
@@ -169,10 +150,7 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     (...) float64, at most 1; 1 if both are a single cluster, 0 if only one is. I is the mutual information, and E[I]
     its mean over all pairs of clusterings with clusters of the same sizes. Vinh et al., Information Theoretic Measures
     for Clusterings Comparison (JMLR 2010). The same as scikit-learn's ``adjusted_mutual_info_score``, vectorised over
-    images.
-
-    Args:
-        a, b: see `homogeneity`.
+    images; arguments as of `homogeneity`.
 
     Example:
         >>> float(ami([0, 0, 1, 1], [1, 1, 0, 0]))
@@ -200,6 +178,7 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
         table[row, column] = hypergeom.pmf(overlap, patches, one, other) @ terms
     expected = np.einsum("ki,ij,kj->k", counts[0][:, sizes_a], table, counts[1][:, sizes_b]).reshape(of_a.shape)
     gained, possible = of_a + of_b - of_both - expected, (of_a + of_b) / 2 - expected
+    # As scikit-learn: never 0 in the denominator, and the sign stays.
     gained, possible = (np.where(one < 0, np.minimum(one, -EPS), np.maximum(one, EPS)) for one in (gained, possible))
     single = np.where((of_a == 0) & (of_b == 0), 1.0, 0.0)
     return np.where((of_a == 0) | (of_b == 0), single, gained / possible)
@@ -210,6 +189,7 @@ def _entropies(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats, Floats]:
     first, second = np.broadcast_arrays(np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64))
     shape, patches = first.shape[:-1], first.shape[-1]
     first, second = (one.reshape(-1, patches) - min(0, one.min(initial=0)) for one in (first, second))
+    # A pair of labels as one number: the entropy of the pairs is the joint entropy.
     wide = int(second.max(initial=0)) + 1
     found = (_entropy(one).reshape(shape) for one in (first, second, first * wide + second))
     return next(found), next(found), next(found)
@@ -294,6 +274,7 @@ def _overlap(a: Record, b: Record) -> Iterator[TableRow]:
         sets = (_after(of_a, a.blocks, block, every), _after(of_b, b.blocks, block, every))
         sizes = np.stack([np.broadcast_to(mask.sum(-1), len(a)) for mask in sets], 1)
         pairs, counts = np.unique(sizes, axis=0, return_counts=True)
+        # Counts may differ from image to image: bounds and chance are means over the pairs of counts that occur.
         levels = [
             (least_iou(patches, m, n), chance_iou(patches, m, n), least_ioa(patches, m, n), m / patches if n else 0.0)
             for m, n in pairs.tolist()
@@ -335,6 +316,7 @@ def _pair(a: Record, b: Record, block: int, what: str, sizes: Sequence[Any]) -> 
 
 def _after(found: NDArray[Any], blocks: Sequence[int], block: int, start: NDArray[Any]) -> NDArray[Any]:
     """(I, P) of ``found`` (I, S, P) after a block: that of the last changing block up to it, else ``start`` (P,)."""
+    # The last stored block that is not behind this one.
     stage = int(np.searchsorted(blocks, block, side="right")) - 1
     return found[:, stage] if stage >= 0 else np.broadcast_to(start, found[:, 0].shape)
 

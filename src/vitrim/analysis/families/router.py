@@ -25,10 +25,7 @@ IMAGES = 32
 def concordance(a: ArrayLike, b: ArrayLike) -> float:
     """The probability that two items have the same order in ``a`` as in ``b``, ties counting half: (1 + tau) / 2.
 
-    tau is Kendall's tau-a over the items known in both. 0.5 by chance; nan for fewer than two items.
-
-    Args:
-        a, b: (P,), nan if unknown.
+    tau is Kendall's tau-a over the items known in both, nan if unknown. 0.5 by chance; nan for fewer than two items.
 
     Example:
         >>> concordance([1, 2, 3, np.nan], [10, 30, 20, 0]), concordance([1, 2], [5, 5])
@@ -36,6 +33,7 @@ def concordance(a: ArrayLike, b: ArrayLike) -> float:
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     known = np.isfinite(first) & np.isfinite(second)
+    # The order of every pair of items; ties are 0 and count half.
     signs = [np.sign(one[known][:, None] - one[known][None, :]) for one in (first, second)]
     count = int(known.sum())
     if count < 2:

@@ -44,6 +44,7 @@ def _over_batches(subject: Subject, result: FamilyResult) -> None:
     images = len(subject.places(IMAGES))
     methods = [method for method in subject.methods if method.traits.batch_dependent]
     sizes = [2**power for power in range(min(images, LARGEST).bit_length())]
+    # Each shuffle has its own stream, so that more of them leave the first ones as they are.
     generators = [np.random.default_rng((subject.seed, shuffle)) for shuffle in range(SHUFFLES)]
     by_size = ((size, subject.batches(IMAGES, batch_size=size)) for size in sizes)
     shuffled = (subject.batches(IMAGES, order=generator.permutation(images)) for generator in generators)

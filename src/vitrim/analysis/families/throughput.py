@@ -99,6 +99,7 @@ def _timed(
 ) -> Iterator[TableRow]:
     """Yield the rows of one size and precision."""
     like, (some, *_) = next(subject.model.parameters()), variants.values()
+    # Time does not depend on pixels, but where counts do: those methods see noise here.
     images = random_images(some, subject.batch_size, subject.seed).to(like.device, like.dtype)
 
     def forward(model: nn.Module) -> None:
@@ -151,6 +152,7 @@ class Aligned:
     num_prefix: int = 0
 
     def keep(self, initial: int, current: int) -> int:
+        # Rows of a matrix are all tokens: the prefix counts.
         total = self.amount.keep(initial, current) + self.num_prefix
         return math.ceil(total / self.multiple) * self.multiple - self.num_prefix
 
@@ -158,16 +160,7 @@ class Aligned:
 def align(reduction: Reduction, multiple: int) -> bool:
     """Round the tokens that every block keeps, prefix included, up to a multiple; `Reduction.set` undoes this.
 
-    Return False, with nothing changed, if the counts do not follow from plain amounts.
-
-    Example:
-        >>> import timm, vitrim
-        >>> reduction = vitrim.reduce_(timm.create_model("test_vit").eval(), "tome:r=8", record=True)
-        >>> align(reduction, 8)
-        True
-        >>> _ = reduction.model(torch.zeros(1, 3, 160, 160))
-        >>> reduction.tokens_per_block
-        [96, 88, 80, 72, 64, 56]
+    False, with nothing changed, if the counts do not follow from plain amounts.
     """
     blocks = reduced_blocks(reduction)
     amounts, prefix = blocks[0].reducer.layer.amounts, blocks[0].num_prefix

@@ -53,6 +53,7 @@ def tsne(subject: Subject) -> FamilyResult:
         name, forms = method.describe(), own_forms(subject, method) if subject.beside else method.rejoining()
         if not method.traits.training_free and subject.learned is None:
             result.notes.append(f"{name} has not learned its routers: it prunes at random")
+        # A point per image and router: so many images give the points that the map can hold.
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
         most = POINTS // max(blocks, 1)
         observers = _PrunedTokens.over(subject, list(forms.values()), subject.batches(most))
@@ -91,14 +92,11 @@ def own_forms(subject: Subject, method: Rejoins) -> dict[str, MethodConfig]:
 
 
 def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
-    """The mean silhouette of all points, then of the points of each label in ascending order, in [-1, 1].
+    """The mean silhouette of all points (T, C), then of the points of each label (T,) in ascending order, in [-1, 1].
 
     For a point (b - a) / max(a, b), where a is its mean distance to the other points of its label, and b to those of
-    the nearest other label; 0 if it is alone in its label. Rousseeuw, Silhouettes (J. Comput. Appl. Math. 1987).
-
-    Args:
-        points: (T, C).
-        labels: (T,); all results are nan with fewer than two labels, or with as many labels as points.
+    the nearest other label; 0 if it is alone in its label; all nan with fewer than two labels, or with as many as
+    points. Rousseeuw, Silhouettes (J. Comput. Appl. Math. 1987).
 
     Example:
         >>> [round(number, 3) for number in silhouettes([[0.0], [1.0], [10.0], [11.0]], [0, 0, 1, 1])]
@@ -139,7 +137,9 @@ class _PrunedTokens(Observer):
             if call.scores is None or call.assignment is None:
                 continue
             scores, stays = call.on_grid()
+            # Tokens that stay are no pruned ones: only the others compete.
             scores[stays] = np.nan
+            # An image may lose no patch in this block.
             some = np.isfinite(scores).any(1)
             best = np.where(np.isfinite(scores), scores, -np.inf).argmax(1)
             self.add(call.depth, found[images, place[images, best]][some])

@@ -33,8 +33,8 @@ class Pruned(MultiModalConfig):
 class SelectingModel(_LazyRegisteredModel):
     """A family in vLLM's registry, with the traits of vLLM's own model of the architecture ``base``.
 
-    Selection changes none. vLLM would start a process to find them, and keep them until the family's file changes; but
-    they come from other files.
+    vLLM would start a process to find them, and keep them until the family's file changes; but they come from other
+    files.
     """
 
     base: str
@@ -62,6 +62,7 @@ def create_model_config(self: Any) -> Any:
             f"model_impl={plain.model_impl}: image tokens are selected in vLLM's own models: leave it out, or take "
             f"{' or '.join(IMPLEMENTATIONS)}"
         )
+    # vLLM's own arguments stay as the user gave them.
     args = copy.copy(self)
     changes = {"architectures": [PREFIX + architecture], "vitrim_select": selector.describe()}
     given = self.hf_overrides

@@ -27,6 +27,7 @@ CHANNELS = 6
 
 def written(kept: Tensor, rows: int, columns: int) -> Tensor:
     """(n, 6) rows and columns of the places ``kept`` (n,) of a grid, and how far the grid extends, two digits each."""
+    # Rows, columns and extent may exceed what half precision holds exactly: each goes as two small digits.
     places = [kept // columns, kept % columns, torch.full_like(kept, max(rows, columns))]
     return torch.stack([digit for place in places for digit in (place // DIGIT, place % DIGIT)], dim=1)
 
@@ -72,6 +73,7 @@ class Axes(Selecting):
         self: Any, input_tokens: Sequence[int], mm_features: Sequence[Any]
     ) -> tuple[Tensor, int]:
         """(3, L) positions, for images the first place only, and the offset of the next token's position from L."""
+        # Text counts on; all tokens of an image have its first place, and text goes on behind its longer side.
         parts, done, position = [], 0, 0
         for feature in sorted(mm_features, key=lambda feature: feature.mm_position.offset):
             start, length = feature.mm_position.offset, feature.mm_position.length

@@ -63,6 +63,7 @@ class Selecting:
             grids = self.units(self.config, item, len(image))
             parts = image.split([prod(grid) for grid in grids])
             pieces += [(place, part, grid) for part, grid in zip(parts, grids, strict=True)]
+        # Behind the width of the language model follow features for its further layers: a choice reads the first.
         width = self.vitrim_width
         images = [Candidates(part[:, :width], _all(part), grid=grid) for _, part, grid in pieces]
         left: list[list[Tensor]] = [[] for _ in found]
@@ -109,11 +110,13 @@ class Cutting:
         item = {name: fields[name].data for name in self.kind.grid_fields}
         grids = self.kind.units(config, item, int(embed.sum()))
         selector = parse_selector(config.vitrim_select)
+        # The number of kept tokens follows from the grid alone: the prompt is cut before an image is seen.
         keep = stay(embed, [prod(grid) for grid in grids], [selector.count(grid) for grid in grids])
         details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=marked and partial(_same, embed[keep]))
         return update.with_content(details)
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
+        # vLLM caches by image: another selector must not find the embeddings of this one.
         own = mark(parse_selector(self.info.ctx.model_config.hf_config.vitrim_select))
         found = super()._get_mm_hashes(inputs)  # type: ignore[misc]
         return {modality: [f"{item}-{own}" for item in items] for modality, items in found.items()}

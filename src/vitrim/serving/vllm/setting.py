@@ -25,7 +25,6 @@ class ServedFamily(NamedTuple):
     """Models of one architecture of vLLM.
 
     Attributes:
-        name: display name.
         target: module and class in this folder.
         videos: the model accepts videos; they are not selected, so they are refused.
         axes: positions have three axes, and tokens keep theirs.
@@ -62,10 +61,6 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
     Example:
         >>> asked({"vitrim": {"select": "divprune:keep=0.25"}}, {}).count(64)
         16
-        >>> asked({}, {}) is None
-        True
-        >>> asked({"vitrim": {"select": "none"}}, {"VITRIM_SELECT": "pool"}) is None
-        True
     """
     given = (additional or {}).get("vitrim")
     if given is None:
@@ -78,27 +73,20 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
         return None
     selector = parse_selector(text)
     needs = selector.needs()
-    if needs.attention != "none":
-        raise VitrimError(
-            f"{selector.describe()} needs the attention of the tower, which vLLM's kernels do not give: take random, "
-            "pool, divprune, dart:text_pivots=0 or cdpruner:text=none"
-        )
-    if needs.text:
-        raise VitrimError(
-            f"{selector.describe()} reads the question, but vLLM keeps the embeddings of an image for every prompt: "
-            "take random, pool, divprune, dart:text_pivots=0 or cdpruner:text=none"
-        )
+    if needs.attention != "none" or needs.text:
+        # neither kernels with attention, nor one choice per prompt: embeddings of an image are kept for all prompts
+        why = "reads the question, but vLLM keeps the embeddings of an image for every prompt"
+        if needs.attention != "none":
+            why = "needs the attention of the tower, which vLLM's kernels do not give"
+        others = "take random, pool, divprune, dart:text_pivots=0 or cdpruner:text=none"
+        raise VitrimError(f"{selector.describe()} {why}: {others}")
     selector.count(1)  # raises if the number depends on the image
     return selector
 
 
 def family_of(architectures: Sequence[str] | None, config: Any, selector: Selector) -> tuple[str, ServedFamily]:
-    """The supported architecture, and its family.
-
-    Args:
-        architectures: names in the model's configuration; `UnsupportedModelError` without a supported one.
-        config: that configuration.
-        selector: `VitrimError` if it does not fit the family.
+    """The supported architecture of the model's configuration, and its family; `VitrimError` for a selector that does
+    not fit.
     """
     found = next((name for name in architectures or () if name in FAMILIES), None)
     interrupted = getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral"
@@ -107,40 +95,31 @@ def family_of(architectures: Sequence[str] | None, config: Any, selector: Select
         covered = ", ".join(dict.fromkeys(family.name for family in FAMILIES.values()))
         raise UnsupportedModelError(f"image tokens of {what} cannot be selected in vLLM; covered: {covered}")
     family = FAMILIES[found]
-    if family.axes and selector.positions == "closed":
-        raise VitrimError(
-            f"{selector.describe()}: positions of {family.name} have three axes, so tokens keep theirs: leave "
-            "positions out"
-        )
-    if family.axes and not selector.keeps_places():
-        raise VitrimError(f"{selector.describe()}: what goes on has no places, and {family.name} is to keep those")
-    if not family.axes and selector.positions == "original":
-        raise VitrimError(
-            f"{selector.describe()}: vLLM counts the positions of {family.name}, so they close up: leave positions out"
-        )
+    faults = {
+        f"positions of {family.name} have three axes, so tokens keep theirs: leave positions out": (
+            family.axes and selector.positions == "closed"
+        ),
+        f"what goes on has no places, and {family.name} is to keep those": family.axes and not selector.keeps_places(),
+        f"vLLM counts the positions of {family.name}, so they close up: leave positions out": (
+            not family.axes and selector.positions == "original"
+        ),
+    }
+    fault = next((text for text, is_there in faults.items() if is_there), None)
+    if fault is not None:
+        raise VitrimError(f"{selector.describe()}: {fault}")
     return found, family
 
 
 def mark(selector: Selector) -> str:
-    """Part of a cache's key that identifies the selection.
-
-    Example:
-        >>> mark(parse_selector("random")) == mark(parse_selector("random:seed=1"))
-        False
-    """
+    """Part of a cache's key that identifies the selection."""
     return sha256(f"vitrim {__version__} {selector.describe()}".encode()).hexdigest()[:16]
 
 
 def stay(embed: Tensor, sizes: Sequence[int], counts: Sequence[int]) -> Tensor:
     """(Q,) bool: the kept tokens of an item's placeholder: text, and as many for features as are kept of these.
 
-    Args:
-        embed: (Q,) bool, True for features.
-        sizes: of the separately selected units, such as tiles.
-        counts: kept of each unit.
-
-    Raises:
-        VitrimError: the features of a unit are not contiguous.
+    ``embed`` (Q,) is True for features; ``sizes`` are of the separately selected units, such as tiles, ``counts`` kept
+    of each. `VitrimError` if the features of a unit are not contiguous.
 
     Example:
         >>> stay(torch.tensor([False, True, True, True, False, True, True, True]), [3, 3], [1, 2]).int()
