@@ -130,7 +130,7 @@ def nearest(given: str, names: Iterable[str]) -> str | None:
     spelled = {name.lower(): name for name in names}
     # One letter begins many names: a beginning counts from two letters on.
     longer = [name for name in spelled if len(given) > 1 and name.startswith(given.lower())]
-    near = [min(longer, key=len)] if longer else difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.5)
+    near = [min(longer, key=len)] if longer else difflib.get_close_matches(given.lower(), spelled, n=1)
     return spelled[near[0]] if near else None
 
 

@@ -454,3 +454,22 @@ def test_a_tracker_that_is_not_there_is_named_before_anything_is_read(monkeypatc
         Running(Path("out"), log_with=("wandb",))
     with pytest.raises(MissingPackageError, match=r"^logging needs the package 'tensorboard': .*vitrim\[train\]"):
         Running(Path("out"), tensorboard=True)
+
+
+def test_progress_names_the_epoch_and_the_loss_after_every_update(images: Path, tmp_path: Path) -> None:
+    run = trainer(recipe(), images, tmp_path / "run", max_updates=EPOCH + 1)
+    shown: list[str] = []
+    run.signs = SimpleNamespace(  # type: ignore[assignment]
+        say=lambda text: None,
+        tell=shown.append,
+        move=lambda done, total, more: shown.append(f"{done} of {total}{more.rpartition(' ')[0]}"),
+    )
+    run.run()
+    assert shown[0] == f"update 1 of {UPDATES}, reading its images"
+    epochs = TINY["epochs"]
+    updates = [text for text in shown if ", loss" in text]
+    assert updates[0] == f"1 of {UPDATES}, epoch 1 of {epochs}, loss"
+    assert updates[EPOCH - 1 :] == [
+        f"{EPOCH} of {UPDATES}, epoch 1 of {epochs}, loss",
+        f"{EPOCH + 1} of {UPDATES}, epoch 2 of {epochs}, loss",
+    ]

@@ -365,7 +365,7 @@ def test_the_smallest_number_of_images_that_show_a_bound() -> None:
 
 def test_a_loss_that_no_image_shows_has_an_interval() -> None:
     row = {"loss": 0.0, "loss_error": 1 / 20, "images": 20}
-    assert loss_cell(row) == "none; < 15.0"
+    assert loss_cell(row) == "< 15.0"
     assert loss_cell({**row, "loss": 0.05}) == "5.0 ± 5.0"
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 MOST_BESIDE = 3
 """Largest number of methods besides the first."""
+NOISY = 0.3
+"""Quartiles of a speed-up that are further apart, on both sides of 1, show nothing: not even that both are as fast."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +118,19 @@ class Timing:
 
     @property
     def words(self) -> str:
-        """The speed in words; no difference if 1 is between the quartiles.
+        """The speed in words; no difference if 1 is between the quartiles, no answer if they are far apart, too.
 
         Example:
             >>> def said(*speedup): return Timing(1, 1, speedup).words
-            >>> said(0.84, 0.8, 0.9), said(1.1, 0.9, 1.3), said(1.25, 1.2, 1.3), said(2.31, 2.2, 2.4)
+            >>> said(0.84, 0.8, 0.9), said(1.01, 0.98, 1.03), said(1.25, 1.2, 1.3), said(2.31, 2.2, 2.4)
             ('16 % slower here', 'about as fast here', '25 % faster here', '2.3 times as fast here')
+            >>> said(1.5, 0.9, 2.0)
+            'too noisy to say here'
         """
         median, low, high = self.speedup
         percent = round(100 * abs(median - 1))
         if low <= 1 <= high or not percent:
-            return "about as fast here"
+            return "about as fast here" if high - low < NOISY else "too noisy to say here"
         if median >= 2:
             return f"{median:.1f} times as fast here"
         return f"{percent} % {'faster' if median > 1 else 'slower'} here"

@@ -12,7 +12,7 @@ from vitrim.measure.run import Findings
 from vitrim.report import Report, Table
 from vitrim.tasks import Task
 
-NONE_CHANGED = ", or, where none of them changed, what it is below (at 95 %)"
+NONE_CHANGED = ", or, where no answer turned right or wrong, the bound that it is below (at 95 %)"
 
 
 def evaluation_report(
@@ -41,8 +41,9 @@ def evaluation_report(
     error = f" ± its standard error on the same images{NONE_CHANGED}" if "loss_error" in rows[0] else ""
     tokens = "tokens left at the end, class token included"
     if "agreement" in rows[0]:
+        agree = "" if task.name == EMBEDDING else f", agree ({task.agreement_means})"
         meaning = (
-            f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
+            f"metrics{agree} and MACs saved in %; change of {spelled(task.selects_by)} in "
             f"points{error}; cosine of what the head reads; {tokens}"
         )
     else:
@@ -82,7 +83,8 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
         if compared:
             error = None if row is dense else row.get("loss_error")
             cell["change"] = change_cell(row[main] - dense[main], error, row["images"])
-            cell["agree"] = f"{100 * row['agreement']:.1f}"
+            if task.name != EMBEDDING:  # whose agreement is the cosine
+                cell["agree"] = f"{100 * row['agreement']:.1f}"
             cell["cosine"] = "-" if isnan(row["cosine"]) else f"{row['cosine']:.4f}"
         cell["GMACs"] = f"{total:.2f}" if full >= 1 else f"{total:.4f}"
         cell["MACs saved"] = "-" if row["saved"] is None else f"{100 * row['saved']:.1f}"
@@ -114,11 +116,11 @@ def change_cell(change: float, error: float | None, images: int) -> str:
 
     Example:
         >>> change_cell(-0.0123, 0.0041, 1000), change_cell(0.0, None, 20), change_cell(0.0, 1 / 20, 20)
-        ('-1.23±0.41', '+0.00', '+0.00 (none; <15.00)')
+        ('-1.23±0.41', '+0.00', '+0.00 (<15.00)')
     """
     most = unseen(change, error, images)
     if most is not None:
-        return f"+0.00 (none; <{most:.2f})"
+        return f"+0.00 (<{most:.2f})"
     return f"{100 * change:+.2f}" + ("" if error is None else f"±{100 * error:.2f}")
 
 

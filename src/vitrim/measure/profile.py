@@ -323,13 +323,12 @@ def _notes(
             f"{unused / 1e6:.2f} M that are never used"
         )
     yield {
-        "all": "total = linear + attention + matching + norm, as fvcore counts attention written as matrix products "
-        "(DeiT-S 4.61, DeiT-B 17.58: MCTF, and the ToMe rows of ViTTM)",
+        "all": "total = linear + attention + matching + norm",
         "no-attention": "total = linear + matching + norm, as fvcore counts where attention is a fused kernel that it "
         "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM), plus, in models with two streams, the "
         "attention between them, which it sees (the ViTTM and LookupViT rows)",
         "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
-    }[convention] + "; other tables need another convention; tokens: class token included"
+    }[convention] + "; tokens: class token included; papers count in several ways: see the help of --convention"
     if not adaptive:
         if content.source is not None:
             yield f"{content.source} was not read: no method here adapts to its images"

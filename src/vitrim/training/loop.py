@@ -161,26 +161,32 @@ class Trainer:
         running, recipe, task = self.running, self.recipe, self.task
         every = None if recipe.eval_every is None else max(round(recipe.eval_every * self.updates_per_unit), 1)
         batches = iter(self._loader(stop))
+        total = math.ceil(self.updates / self.updates_per_epoch)  # epochs, the last of which may be a part
+        if self.signs is not None:
+            self.signs.tell(f"update {self.update + 1} of {self.updates}, reading its images")
         saved = since = time.monotonic()
         logged = self.update
         while self.update < stop:
             losses = self._step(batches, self.update)
             self.update += 1
+            epoch = self.update / self.updates_per_epoch
+            if self.signs is not None:  # after every update: one of a large model may take a minute
+                more = f", epoch {min(math.ceil(epoch), total)} of {total}, loss {losses['total']:.4f}"
+                self.signs.move(self.update, self.updates, more=more)
 
             # losses of the update, and the speed since the last row
             if self.update % running.log_every == 0 or self.update == stop:
-                now, epoch = time.monotonic(), self.update / self.updates_per_epoch
+                now = time.monotonic()
                 speed = (self.update - logged) * recipe.batch_size / max(now - since, 1e-9)
                 logged, since = self.update, now
                 rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.learner.optimizer.param_groups)}
                 log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
-                if self.signs is not None:
-                    more = f", loss {losses['total']:.4f}, {speed:.0f} images/s"
-                    self.signs.move(self.update, self.updates, more=more)
 
             # evaluate, and record the best scores; the written weights are still the last
             due = self.update == self.updates or (every is not None and self.update % every == 0)
             if self.eval_data is not None and due:
+                if self.signs is not None:
+                    self.signs.tell(f"evaluating {len(self.eval_data)} images after update {self.update}")
                 row = self.last_evaluation = self._scores(self.eval_data)
                 # a score may be nan, e.g. for a detector without detections: any number is better
                 best = math.nan if self.best is None else self.best[task.selects_by]

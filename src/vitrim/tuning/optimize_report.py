@@ -100,7 +100,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def loss_cell(row: Mapping[str, Any]) -> str:
     most = unseen(row["loss"], row["loss_error"], row["images"])
-    return f"{100 * row['loss']:.1f} ± {100 * row['loss_error']:.1f}" if most is None else f"none; < {most:.1f}"
+    return f"{100 * row['loss']:.1f} ± {100 * row['loss_error']:.1f}" if most is None else f"< {most:.1f}"
 
 
 def meaning(engine: Engine) -> list[str]:
