@@ -61,6 +61,12 @@ class Seen:
         }
         return replace(self, **changes)
 
+    def known_grid(self, selector: Selector) -> FrameGrid:
+        """The grid; `VitrimError` if it is unknown to ``selector``, which acts on whole videos."""
+        if self.grid is None:
+            raise VitrimError(f"{selector.name} needs frames, rows and columns of the tokens: it acts on whole videos")
+        return self.grid
+
 
 class Choice(NamedTuple):
     """The tokens of one image that are kept.

@@ -35,38 +35,53 @@ def scaled(values: Tensor, batch: bool = False) -> Tensor:
 
 
 @torch.no_grad()
+def greedy_determinant(kernel: Tensor, gain: Tensor, least: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(B, T) rows of ``kernel`` in the order of selection, each for the largest determinant, and (B, T) if it adds any.
+
+    A pick costs T N, by a growing Cholesky factor.
+
+    Args:
+        kernel: (B, N, N), symmetric, without negative eigenvalues.
+        gain: (B, N) its diagonal, overwritten.
+        least: (B, N) a gain up to this is a rounding error.
+        count: T, at most N.
+    """
+    batch, total = gain.shape
+    factor = kernel.new_zeros(batch, count, total)
+    tiny = torch.finfo(gain.dtype).tiny
+    images = torch.arange(batch, device=kernel.device)
+    picked, useful = [], []
+    for number in range(count):
+        gain.masked_fill_(gain <= least, -torch.inf)
+        pick = first_largest(gain)
+        best = gain.gather(1, pick)
+        place, before = pick[:, 0], factor[:, :number]
+        # A row of the Cholesky factor: the kernel's row of the pick, less what earlier picks explain.
+        row = torch.baddbmm(kernel[images, place][:, None], before[images, :, place][:, None], before, alpha=-1)
+        torch.div(row[:, 0], best.clamp(min=tiny).sqrt(), out=factor[:, number])
+        # The gain of a token is its squared distance to the span of the picks; a picked one gains nothing.
+        gain.addcmul_(factor[:, number], factor[:, number], value=-1).scatter_(1, pick, -torch.inf)
+        picked.append(pick)
+        useful.append(best > 0)
+    return torch.cat(picked, dim=1), torch.cat(useful, dim=1)
+
+
+@torch.no_grad()
 def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
     """(B, T) tokens of ``features`` (B, N, D) in the order of selection: each maximises the determinant of the kernel
     diag(w) cos(x, x) diag(w), with ``weights`` w (B, N).
 
-    A pick costs T N, by a growing Cholesky factor. Where no token adds anything (duplicates, zeros, more than D), the
-    most relevant of the rest follow; the release repeats one.
+    Where no token adds anything (duplicates, zeros, more than D), the most relevant of the rest follow; the release
+    repeats one.
     """
-    batch, total, _ = features.shape
     normed = unit_rows(features)
     weights = weights.to(normed)
     cosine = normed @ normed.transpose(1, 2)
     kernel = cosine * weights[:, :, None] * weights[:, None]
     # the diagonal, with cos(x, x) exactly 1, or 0 for zeros, so that equal weights tie
     gain = weights.square() * cosine.diagonal(dim1=1, dim2=2).round()
-    floor = gain * (total * torch.finfo(gain.dtype).eps)  # the rounding error of a token that adds nothing
-    factor = kernel.new_zeros(batch, count, total)
-    least = torch.finfo(gain.dtype).tiny
-    images = torch.arange(batch, device=features.device)
-    picked, useful = [], []
-    for number in range(count):
-        gain.masked_fill_(gain <= floor, -torch.inf)
-        pick = first_largest(gain)
-        best = gain.gather(1, pick)
-        place, before = pick[:, 0], factor[:, :number]
-        # A row of the Cholesky factor: the kernel's row of the pick, less what earlier picks explain.
-        row = torch.baddbmm(kernel[images, place][:, None], before[images, :, place][:, None], before, alpha=-1)
-        torch.div(row[:, 0], best.clamp(min=least).sqrt(), out=factor[:, number])
-        # The gain of a token is its squared distance to the span of the picks; a picked one gains nothing.
-        gain.addcmul_(factor[:, number], factor[:, number], value=-1).scatter_(1, pick, -torch.inf)
-        picked.append(pick)
-        useful.append(best > 0)
-    order, valid = torch.cat(picked, dim=1), torch.cat(useful, dim=1)
+    least = gain * (features.shape[1] * torch.finfo(gain.dtype).eps)
+    order, valid = greedy_determinant(kernel, gain, least, count)
     if bool(valid.all()):
         return order
     # Images differ in the number of useful picks: each is filled up by its most relevant others.

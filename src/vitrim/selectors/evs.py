@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, FrameGrid, Seen, Selector, as_grid, descending, unit_rows
-from vitrim.errors import VitrimError
+from vitrim.core.selection import Choice, Seen, Selector, as_grid, descending, unit_rows
 
 FIRST = 255.0
 """Change assigned to the tokens of the first frame, which are all kept."""
@@ -51,7 +50,5 @@ class EVS(Selector):
         return max(rows * columns, self.budget(frames * rows * columns))
 
     def select(self, seen: Seen) -> list[Choice]:
-        if seen.grid is None:
-            raise VitrimError("evs needs frames, rows and columns of the tokens: it acts on whole videos")
-        grid: FrameGrid = seen.grid
+        grid = seen.known_grid(self)
         return [Choice(kept) for kept in most_changed(seen.features, grid[0], self.count(grid))]
