@@ -80,7 +80,7 @@ def choose(rounds: int, tokens: int) -> tuple[str, list[tuple[object, ...]]]:
     """The time of dense in words, and the rows of the table of selectors: all in one interleaved run."""
     dense = Prefill(create("llava"), text=TEXT_TOKENS)
     images = random_images(dense, 1)
-    names = [f"{name}:tokens={tokens}" for name in selectors() if name != "evs"]  # evs is for videos
+    names = [f"{name}:tokens={tokens}" for name in selectors() if name not in ("evs", "vcast")]  # those are for videos
     models: dict[str, nn.Module] = {"dense": dense}
     for name in names:
         dense.select = parse_selector(name)

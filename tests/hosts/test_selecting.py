@@ -179,6 +179,7 @@ def test_nothing_selected_is_the_library_and_a_selection_is_a_prompt_shortened_b
 SELECTORS = [
     *("fastervlm:tokens=9", "vispruner:tokens=9", "visionzip:tokens=9", "divprune:tokens=9", "dart:tokens=9"),
     *("cdpruner:tokens=9", "cdpruner:tokens=9,text=none", "prumerge:tokens=9", "prumerge", "prumerge:plus=true"),
+    *("scope:tokens=9", "scope:tokens=9,saliency=none", "otprune:tokens=9", "vidcom2:tokens=9"),
 ]
 
 
@@ -877,7 +878,7 @@ def video(frames: int = 4) -> dict[str, Tensor]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-@pytest.mark.parametrize("selector", ["evs:keep=0.4", "divprune:keep=0.4"])
+@pytest.mark.parametrize("selector", ["evs:keep=0.4", "divprune:keep=0.4", "vidcom2:keep=0.4", "vcast:keep=0.4"])
 def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, selector: str) -> None:
     model, given = ALL[name].create(), video()
     if name == "qwen3_vl":  # a timestamp before every frame

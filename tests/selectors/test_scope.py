@@ -66,8 +66,15 @@ def test_old_gains_find_the_largest_where_tokens_weigh_the_same() -> None:
 def test_only_the_ratios_of_saliency_count_and_its_exponent_takes_it_away() -> None:
     features, scores = given(40)
     kept = {
-        (text, factor): tuple(vitrim.parse_selector(text).select(Seen(features[None], scores=factor * scores[None]))[0].kept.tolist())
-        for text in ("scope:tokens=9", "scope:tokens=9,alpha=0", "scope:tokens=9,alpha=3", "scope:tokens=9,saliency=none")
+        (text, factor): tuple(
+            vitrim.parse_selector(text).select(Seen(features[None], scores=factor * scores[None]))[0].kept.tolist()
+        )
+        for text in (
+            "scope:tokens=9",
+            "scope:tokens=9,alpha=0",
+            "scope:tokens=9,alpha=3",
+            "scope:tokens=9,saliency=none",
+        )
         for factor in (1.0, 64.0)
     }
     assert kept["scope:tokens=9", 1.0] == kept["scope:tokens=9", 64.0]

@@ -12,7 +12,7 @@ import torch
 
 import vitrim
 from vitrim.errors import UnsupportedModelError, VitrimError
-from vitrim.serving.vllm.setting import FAMILIES, asked, family_of, mark, stay
+from vitrim.serving.vllm.setting import FAMILIES, FREE, asked, family_of, mark, stay
 
 ROOT = Path(__file__).parents[2]
 PLAIN = SimpleNamespace(vision_config=SimpleNamespace(model_type="clip_vision_model"))
@@ -47,6 +47,8 @@ def test_options_of_the_server_go_before_the_environment() -> None:
         ({"vitrim": {"select": "prumerge"}}, "attention"),
         ({"vitrim": {"select": "dart"}}, "reads the question"),
         ({"vitrim": {"select": "cdpruner:tokens=9"}}, "reads the question"),
+        ({"vitrim": {"select": "scope"}}, "attention"),
+        ({"vitrim": {"select": "vidcom2:reconcile=false"}}, "video by video"),
     ],
 )
 def test_bad_settings_are_one_line(given: dict[str, object], words: str) -> None:
@@ -55,7 +57,7 @@ def test_bad_settings_are_one_line(given: dict[str, object], words: str) -> None
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["dart:text_pivots=0", "cdpruner:text=none", "evs:keep=0.5", "random", "pool"])
+@pytest.mark.parametrize("text", FREE.replace(" or ", ", ").split(", ") + ["evs:keep=0.5", "vcast"])
 def test_what_needs_features_alone_is_taken(text: str) -> None:
     assert asked({"vitrim": {"select": text}}, {}) == vitrim.parse_selector(text)
 

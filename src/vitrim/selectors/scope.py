@@ -89,6 +89,5 @@ class Scope(Selector):
             weights = seen.scores.to(weights.dtype) ** self.alpha
         budget = self.budget(features.shape[1])
         return [
-            Choice(covering(own, factors, budget).sort().values)
-            for own, factors in zip(features, weights, strict=True)
+            Choice(covering(own, factors, budget).sort().values) for own, factors in zip(features, weights, strict=True)
         ]

@@ -133,7 +133,7 @@ class PromptFamily(VisionLanguage):
         if selector.needs().class_token and facts is not None and not facts.has_class_token:
             raise UnsupportedModelError(
                 f"{selector.name} needs the attention of a class token, and the tower of {type(model).__name__} has "
-                "none: take divprune, dart or cdpruner, or visionzip, which takes means there"
+                "none: take one that needs none (vitrim list selectors)"
             )
         if facts is not None and facts.own_attention:
             cls.refuse_own_attention(selector)

@@ -154,7 +154,7 @@ class ImagePrompt:
                 return False
             raise VitrimError(
                 "tokens of videos are selected behind a tower as it is: give no method, and a selector that needs no "
-                "attention (divprune, dart, cdpruner, evs)"
+                "attention (vitrim list selectors)"
             )
         if not isinstance(given.get("input_ids"), Tensor):
             raise VitrimError(

@@ -60,7 +60,7 @@ class AnyVLM(HuggingFaceVLM):
     def check(cls, model: nn.Module) -> None:
         raise UnsupportedModelError(
             f"the tower of {type(model).__name__} cannot be reduced: only image tokens behind its connector can be "
-            "selected, by a selector that needs no attention (divprune, dart, cdpruner, evs), without a method"
+            "selected, by a selector that needs no attention (vitrim list selectors), without a method"
         )
 
     @classmethod

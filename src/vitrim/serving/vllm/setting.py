@@ -17,6 +17,8 @@ from vitrim.version import __version__
 VARIABLE = "VITRIM_SELECT"
 OFF = ("none", "off")
 """Settings that switch selection off, also if the environment has another one."""
+FREE = "random, pool, divprune, otprune, vidcom2, scope:saliency=none, dart:text_pivots=0 or cdpruner:text=none"
+"""Selectors of images that need neither attention nor text."""
 PREFIX = "Vitrim"
 """Prefix of the names of architectures with selection."""
 
@@ -78,8 +80,7 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
         why = "reads the question, but vLLM keeps the embeddings of an image for every prompt"
         if needs.attention != "none":
             why = "needs the attention of the tower, which vLLM's kernels do not give"
-        others = "take random, pool, divprune, dart:text_pivots=0 or cdpruner:text=none"
-        raise VitrimError(f"{selector.describe()} {why}: {others}")
+        raise VitrimError(f"{selector.describe()} {why}: take {FREE}")
     selector.count(1)  # raises if the number depends on the image
     return selector
 
