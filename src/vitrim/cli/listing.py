@@ -115,13 +115,16 @@ def does(config: type) -> str:
     return first.rstrip(".")
 
 
+PLACES = {"image": "on the image", "before": "in front of the connector", "behind": "behind the connector"}
+
+
 def selectors() -> list[dict[str, Any]]:
     from vitrim.core import registry
 
     return [
         {
             "name": name,
-            "acts": "behind the connector" if selector.place == "behind" else "in front of the connector",
+            "acts": PLACES[selector.place],
             "needs_attention": selector().needs().attention != "none",
             "needs_class_token": selector().needs().class_token,
             "reads_text": selector().needs().text,

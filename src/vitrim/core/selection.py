@@ -19,8 +19,9 @@ from vitrim.core.options import Options
 from vitrim.core.tokens import decision_dtype
 from vitrim.errors import VitrimError
 
-Place = Literal["before", "behind"]
-"""Tokens in front of the connector, as the tower makes them, or behind it, as the language model gets them."""
+Place = Literal["image", "before", "behind"]
+"""The image itself; or its tokens in front of the connector, as the tower makes them; or behind it, as the language
+model gets them."""
 AttentionUse = Literal["none", "read", "last"]
 """The tower block whose attention a selector needs: the one whose output the connector reads, or the last one."""
 Positions = Literal["closed", "original"]
@@ -202,6 +203,8 @@ class Selector(Options):
             >>> vitrim.parse_selector("divprune:tokens=2").mask(torch.tensor([[1.0, 0], [1, 0.1], [0, 1]]))
             tensor([ True, False,  True])
         """
+        if self.place == "image":
+            raise VitrimError(f"{self.name} acts on images, not on their features: there is no mask")
         if self.needs().attention != "none":
             raise VitrimError(f"{self.name} needs the tower's attention: a mask of features alone is not known")
         whole = None if grid is None else as_grid(grid)
@@ -210,6 +213,10 @@ class Selector(Options):
         found = torch.zeros(len(features), dtype=torch.bool, device=features.device)
         found[choice.kept] = True
         return found
+
+    def smaller(self, grid: FrameGrid) -> FrameGrid:
+        """The grid of tokens that an image of ``grid`` is made smaller for, if `place` is the image."""
+        return grid
 
     def select(self, seen: Seen) -> list[Choice]:
         """The choice for every image."""

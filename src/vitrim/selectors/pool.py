@@ -30,6 +30,18 @@ def coarser(grid: FrameGrid, tokens: int) -> FrameGrid:
     return (frames, *nearest_rectangle(grid[1], grid[2], tokens // frames))
 
 
+def squared(grid: Sequence[int] | int) -> FrameGrid:
+    """The ``grid``, or a square in place of one row that fills one.
+
+    Example:
+        >>> squared(576), squared((2, 3)), squared(7)
+        ((1, 24, 24), (1, 2, 3), (1, 1, 7))
+    """
+    frames, rows, columns = as_grid(grid)
+    side = isqrt(columns)
+    return (frames, side, side) if rows == 1 and side * side == columns else (frames, rows, columns)
+
+
 def cells(grid: FrameGrid, coarse: FrameGrid) -> tuple[Tensor, Tensor]:
     """(N,) cell of every token, and (n,) token in the middle of every cell.
 
@@ -68,11 +80,7 @@ class Pool(Selector):
 
     def grids(self, grid: Sequence[int] | int) -> tuple[FrameGrid, FrameGrid]:
         """Grid of the tokens, and grid of their cells."""
-        frames, rows, columns = as_grid(grid)
-        side = isqrt(columns)
-        if rows == 1 and side * side == columns:
-            rows, columns = side, side
-        fine = (frames, rows, columns)
+        fine = squared(grid)
         return fine, coarser(fine, self.budget(prod(fine)))
 
     def count(self, grid: Sequence[int] | int) -> int:

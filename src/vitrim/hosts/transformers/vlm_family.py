@@ -16,6 +16,7 @@ from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors, prompt_rows
 from vitrim.hosts.shared.selecting import ChosenTokens
+from vitrim.hosts.transformers.vlm_smaller import Shrink, SmallerImages
 
 
 class PromptFamily(VisionLanguage):
@@ -26,6 +27,8 @@ class PromptFamily(VisionLanguage):
     """See `vitrim.core.plan.HostFacts`."""
     prompts_together: ClassVar[bool] = False
     """An entry of the list of features contains all images of a prompt."""
+    resizes: ClassVar[bool] = False
+    """Images can be made `smaller`."""
     types: ClassVar[str | None] = None
     """The name of the input that marks image tokens of a prompt; None if the model has none."""
 
@@ -79,6 +82,11 @@ class PromptFamily(VisionLanguage):
         return getattr(model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
 
     @classmethod
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+        """The images, or videos, of a prompt made smaller, if the family `resizes`."""
+        raise NotImplementedError
+
+    @classmethod
     def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
         """A context in which an unreduced tower records what ``selector`` needs, for its ``seen()``; or None."""
         return None
@@ -119,6 +127,14 @@ class PromptFamily(VisionLanguage):
 
     @classmethod
     def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        if selector.place == "image":
+            if facts is not None:
+                raise VitrimError(f"{selector.describe()} changes what the tower reads: give no method")
+            if not cls.resizes:
+                raise UnsupportedModelError(
+                    f"images of {type(model).__name__} cannot be made smaller behind its processor: give it a smaller "
+                    "size there"
+                )
         axes = cls.has_axes(model)
         if axes and selector.positions == "closed":
             raise VitrimError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import Parameter
 from typing import Any
@@ -116,6 +116,7 @@ class ImagePrompt:
     """The inputs of a model call, to be shortened with its images.
 
     ``trace`` is of the tower; ``choosing`` chooses among image tokens, None: all that a reduced tower returns are kept.
+    ``options`` are those of the encoder, besides the inputs that it reads.
     """
 
     family: type[PromptFamily]
@@ -123,6 +124,7 @@ class ImagePrompt:
     given: Mapping[str, Any]
     trace: Trace
     choosing: Choosing | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def selector(self) -> Selector:
@@ -174,6 +176,12 @@ class ImagePrompt:
 
         ``called`` is the whole model, or the part without its head.
         """
+        if self.choosing is not None and self.selector.place == "image":
+            return self.choosing(self.smaller).encode(called)  # type: ignore[no-any-return]
+        return self.encode(called)
+
+    def encode(self, called: nn.Module) -> tuple[dict[str, Any], bool]:
+        """The result of `compact`, from images as they are."""
         self.check_continued()
         encoded = {kind: self.encoded(kind) for kind, name in PIXELS.items() if self.given.get(name) is not None}
         parts = encoded.values()
@@ -185,6 +193,21 @@ class ImagePrompt:
         )
         out["mm_encoder_outputs"] = {kind: part.output for kind, part in encoded.items()}
         return out, any(part.ragged for part in parts)
+
+    def smaller(self) -> ImagePrompt:
+        """The prompt of a user who gives smaller images: as many placeholders as these have tokens."""
+        ids = self.given["input_ids"]
+        if self.given.get("position_ids") is not None:
+            raise VitrimError(f"{self.selector.name}: position_ids are those of the whole images: leave them out")
+        kept, given, options = torch.ones_like(ids, dtype=torch.bool), dict(self.given), dict(self.options)
+        for kind, name in PIXELS.items():
+            if given.get(name) is not None:
+                found = self.family.smaller(self.model, given, kind, self.selector.smaller)
+                given |= found.inputs
+                options |= found.options
+                kept &= kept_in_prompt(ids, self.family.placeholder(self.model, kind), found.flags())
+        filler = next(number for number in range(3) if number not in self.placeholders())
+        return replace(self, given=trimmed(given, PER_TOKEN, kept, filler), options=options)
 
     def check_continued(self) -> None:
         """Refuse a mask that does not fit the tokens in the cache, and logits that the library cannot keep."""
@@ -240,7 +263,7 @@ class ImagePrompt:
         family, model, given = self.family, self.model, self.given
         watch = family.watch(model, given, kind, self.selector)
         with watch or nullcontext():
-            output = self.encoder(kind)(**own, return_dict=True)
+            output = self.encoder(kind)(**own, **self.options, return_dict=True)
         images = by_image(
             family.pooled(model, output),
             runs(given["input_ids"], family.placeholder(model, kind)),

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
 from vitrim.core.selection import Selector
-from vitrim.errors import UnsupportedModelError
+from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.common import USUAL_SIDE, calls_own
 from vitrim.hosts.transformers.packed import patches_in_cells
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
+from vitrim.hosts.transformers.vlm_prompt import PIXELS
+from vitrim.hosts.transformers.vlm_smaller import Shrink, SmallerImages, smaller_patches, smaller_pixels
 
 WINDOWED = (
     "Qwen2.5-VL attends within windows of 4 x 4 cells in most blocks, and those at the edges of an image have fewer: "
@@ -24,7 +26,34 @@ WINDOWED = (
 )
 
 
-class Llava(HuggingFaceVLM):
+class _Fixed(HuggingFaceVLM):
+    """A tower of a fixed size, whose learned positions the library interpolates for others."""
+
+    resizes = True
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        if selector.place == "image" and "interpolate_pos_encoding" not in _arguments(cls.tower(model)):
+            raise UnsupportedModelError(
+                f"positions of the tower {type(cls.tower(model)).__name__} cannot be interpolated: give the processor "
+                "a smaller size"
+            )
+        super().check_selector(model, selector, facts)
+
+    @classmethod
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+        side, tower = model.config.vision_config.patch_size, cls.tower(model)
+        pixels, grid, few = smaller_pixels(given["pixel_values"], shrink, (side, side))
+        further = host_of(tower).facts(tower).num_prefix - (cls.dropped(model, given) or 0)
+        options = {"interpolate_pos_encoding": True}
+        return SmallerImages({"pixel_values": pixels}, [(grid, few)] * len(pixels), options, further)
+
+
+def _arguments(tower: nn.Module) -> Mapping[str, Any]:
+    return inspect.signature(tower.forward).parameters
+
+
+class Llava(_Fixed):
     """A projector reads each token by itself, from one block before the last or from several.
 
     With Pixtral's tower, images have their own sizes, and the tokens that end rows stay.
@@ -35,7 +64,7 @@ class Llava(HuggingFaceVLM):
     @classmethod
     def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         given = super().image_inputs(model, images)
-        if "image_sizes" in inspect.signature(cls.tower(model).forward).parameters:  # Pixtral's
+        if "image_sizes" in _arguments(cls.tower(model)):  # Pixtral's
             sizes = torch.tensor(images.shape[-2:], device=images.device)
             given["image_sizes"] = sizes.expand(len(given["pixel_values"]), 2)
         return given
@@ -64,7 +93,7 @@ class VipLlava(Llava):
         return 1
 
 
-class PaliGemma(HuggingFaceVLM):
+class PaliGemma(_Fixed):
     """A linear layer reads each token by itself. PaliGemma 2 has the same class."""
 
     name = "PaliGemma"
@@ -125,10 +154,22 @@ class InternVL(HuggingFaceVLM):
 
     name = "InternVL"
     in_cells = True
+    resizes = True
 
     @classmethod
     def cell(cls, model: Any) -> int:
         return int(1 / model.config.downsample_ratio + 0.5)
+
+    @classmethod
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+        rows, columns = (cls.cell(model) * side for side in model.config.vision_config.patch_size)
+        pixels, grid, few = smaller_pixels(given["pixel_values"], shrink, (rows, columns))
+        if few[1] != few[2]:
+            raise VitrimError(
+                f"the pixel shuffle of InternVL reads squares, and {few[1]} x {few[2]} tokens are none: ask for a square "
+                "number of tokens"
+            )
+        return SmallerImages({"pixel_values": pixels}, [(grid, few)] * len(pixels))
 
 
 class LlavaNext(HuggingFaceVLM):
@@ -158,6 +199,7 @@ class _Qwen(HuggingFaceVLM):
     tower_name = "visual"
     in_cells = True
     cell_by_cell = True
+    resizes = True
     types = "mm_token_type_ids"
 
     @classmethod
@@ -173,6 +215,12 @@ class _Qwen(HuggingFaceVLM):
     def image_inputs(cls, model: Any, images: Tensor) -> dict[str, Tensor]:
         patches, grid = patches_in_cells(model.base_model.visual.config, images.flatten(0, 1))
         return {"pixel_values": patches, "image_grid_thw": grid.to(images.device)}
+
+    @classmethod
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+        pixels, grids = PIXELS[kind], f"{kind}_grid_thw"
+        patches, grid, tokens = smaller_patches(model.base_model.visual.config, given[pixels], given[grids], shrink)
+        return SmallerImages({pixels: patches, grids: grid}, tokens)
 
 
 class Qwen2VL(_Qwen):

@@ -1,0 +1,52 @@
+"""Smaller images, the plain rival of selectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from pydantic import model_validator
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, FrameGrid, Seen, Selector
+from vitrim.selectors.pool import nearest_rectangle, squared
+
+
+@register_selector
+class Resize(Selector):
+    """Make images smaller so that about that many tokens come: the baseline that makes the tower faster, too.
+
+    The answer is that to a smaller image: positions are its own. The grid is the nearest rectangle of at most that many
+    tokens, equal in every frame of a video, and at least one token of each. Towers of a fixed size get positions that
+    the library interpolates. Pixels are resized bicubically with antialiasing, after the processor, so that values
+    beyond the range of a picture can occur.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("resize:tokens=64").count((24, 24))
+        64
+    """
+
+    name = "resize"
+    paper = "none, a baseline; see VTC-Bench (2510.07143)"
+    place = "image"
+    published_with = "no model: a baseline for any"
+
+    @model_validator(mode="after")
+    def _check_positions(self) -> Resize:
+        if self.positions is not None:
+            raise ValueError("positions are those of the smaller image: leave them out")
+        return self
+
+    def smaller(self, grid: FrameGrid) -> FrameGrid:
+        frames, rows, columns = grid
+        return (frames, *nearest_rectangle(rows, columns, max(self.budget(prod(grid)) // frames, 1)))
+
+    def count(self, grid: Sequence[int] | int) -> int:
+        return prod(self.smaller(squared(grid)))
+
+    def select(self, seen: Seen) -> list[Choice]:
+        """All tokens: the image was made smaller before."""
+        every = torch.arange(seen.features.shape[1], device=seen.features.device)
+        return [Choice(every) for _ in seen.features]
