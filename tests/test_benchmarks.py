@@ -237,7 +237,7 @@ def test_what_reads_selected_tokens_is_the_end_of_the_model(model: nn.Module) ->
             kept = {key: own for key, own in right.same.items() if key[1] == 1.0}
             assert all((own == 1).all() for own in kept.values())
             assert right.counts["divprune", 0.25] == round(0.25 * x[:, 1:].shape[1])
-            assert {name for name, _ in kept} == set(selectors()) - {"evs", "vcast"}
+            assert {name for name, _ in kept} == set(selectors()) - image_selectors.LEFT_OUT
 
 
 def test_paired_differences_are_those_of_scipy() -> None:

@@ -66,6 +66,9 @@ def test_a_fixed_tower_reads_smaller_images(name: str, tokens: int, rows: int, c
     real = hand["attention_mask"].bool()
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
     assert reduction.image_tokens == [rows * columns + front] * 3
+    (picture, *_) = reduction.image_places
+    assert len(picture.kept) == whole * whole + front
+    assert picture.merged.sum() == (rows * columns if rows < whole else 0)
     new = model.generate(**given, max_new_tokens=3, min_new_tokens=3, do_sample=False)
     assert torch.equal(new[:, : given["input_ids"].shape[1]], given["input_ids"])
     vitrim.restore_(model)

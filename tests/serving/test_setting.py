@@ -48,6 +48,7 @@ def test_options_of_the_server_go_before_the_environment() -> None:
         ({"vitrim": {"select": "dart"}}, "reads the question"),
         ({"vitrim": {"select": "cdpruner:tokens=9"}}, "reads the question"),
         ({"vitrim": {"select": "scope"}}, "attention"),
+        ({"vitrim": {"select": "resize"}}, "max_pixels"),
         ({"vitrim": {"select": "vidcom2:reconcile=false"}}, "video by video"),
     ],
 )

@@ -177,7 +177,10 @@ class ImagePrompt:
         ``called`` is the whole model, or the part without its head.
         """
         if self.choosing is not None and self.selector.place == "image":
-            return self.choosing(self.smaller).encode(called)  # type: ignore[no-any-return]
+            prompt, places = self.choosing(self.smaller)
+            shorter = prompt.encode(called)
+            self.trace.call.image_places = places
+            return shorter  # type: ignore[no-any-return]
         return self.encode(called)
 
     def encode(self, called: nn.Module) -> tuple[dict[str, Any], bool]:
@@ -194,20 +197,23 @@ class ImagePrompt:
         out["mm_encoder_outputs"] = {kind: part.output for kind, part in encoded.items()}
         return out, any(part.ragged for part in parts)
 
-    def smaller(self) -> ImagePrompt:
-        """The prompt of a user who gives smaller images: as many placeholders as these have tokens."""
+    def smaller(self) -> tuple[ImagePrompt, list[ImagePlaces]]:
+        """The prompt with smaller images, as many placeholders as these have tokens, and those that stay of each."""
         ids = self.given["input_ids"]
         if self.given.get("position_ids") is not None:
             raise VitrimError(f"{self.selector.name}: position_ids are those of the whole images: leave them out")
         kept, given, options = torch.ones_like(ids, dtype=torch.bool), dict(self.given), dict(self.options)
+        places: list[ImagePlaces] = []
         for kind, name in PIXELS.items():
             if given.get(name) is not None:
                 found = self.family.smaller(self.model, given, kind, self.selector.smaller)
                 given |= found.inputs
                 options |= found.options
-                kept &= kept_in_prompt(ids, self.family.placeholder(self.model, kind), found.flags())
+                own = found.places()
+                kept &= kept_in_prompt(ids, self.family.placeholder(self.model, kind), [image.kept for image in own])
+                places += own
         filler = next(number for number in range(3) if number not in self.placeholders())
-        return replace(self, given=trimmed(given, PER_TOKEN, kept, filler), options=options)
+        return replace(self, given=trimmed(given, PER_TOKEN, kept, filler), options=options), places
 
     def check_continued(self) -> None:
         """Refuse a mask that does not fit the tokens in the cache, and logits that the library cannot keep."""

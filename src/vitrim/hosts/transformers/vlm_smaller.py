@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrim.core.selection import FrameGrid
-from vitrim.core.tokens import decision_dtype
+from vitrim.core.tokens import ImagePlaces, decision_dtype
+from vitrim.selectors.pool import cells
 
 Shrink = Callable[[FrameGrid], FrameGrid]
 """From the grid of an image's tokens to that of the smaller one."""
@@ -33,12 +35,17 @@ class SmallerImages:
     options: Mapping[str, Any] = field(default_factory=dict)
     further: int = 0
 
-    def flags(self) -> list[Tensor]:
-        """(Q,) bool for every image: the placeholders that stay, the first of each frame."""
+    def places(self) -> list[ImagePlaces]:
+        """The tokens of every image: each has the place of the middle of its cell in the whole image."""
         found = []
-        for (frames, rows, columns), (_, fewer_rows, fewer_columns) in self.grids:
-            frame = torch.arange(rows * columns + self.further) < fewer_rows * fewer_columns + self.further
-            found.append(frame.repeat(frames))
+        for grid, few in self.grids:
+            front = torch.arange(max(self.further, 0))
+            own = cells(grid, few)[1][max(-self.further, 0) :] + self.further
+            kept = torch.zeros(prod(grid) + self.further, dtype=torch.bool)
+            kept[own] = True
+            merged = kept.clone() if few != grid else torch.zeros_like(kept)
+            kept[front] = True
+            found.append(ImagePlaces(kept, merged))
         return found
 
 

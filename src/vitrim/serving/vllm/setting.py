@@ -74,6 +74,11 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
     if text is None or text in OFF:
         return None
     selector = parse_selector(text)
+    if selector.place == "image":
+        raise VitrimError(
+            f"{selector.describe()} acts on images before vLLM's processor has counted their tokens: set their size "
+            "there, for Qwen with mm_processor_kwargs={\"max_pixels\": ...}"
+        )
     needs = selector.needs()
     if needs.attention != "none" or needs.text:
         # neither kernels with attention, nor one choice per prompt: embeddings of an image are kept for all prompts
