@@ -5,16 +5,19 @@ What is right is the library on pixels resized here, and a prompt with as many p
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
 import vitrim
 from tiny_other_vlms import OTHERS
 from tiny_vlms import IMAGE, VLMS
+from vitrim.hosts.transformers.vlm_smaller import packed, unpacked
 
 ALL = {**VLMS, **OTHERS}
 SIDE = {"llava": 4, "llava_full": 4, "vipllava": 4, "paligemma": 4, "internvl": 8}
@@ -75,7 +78,7 @@ def test_a_fixed_tower_reads_smaller_images(name: str, tokens: int, rows: int, c
     assert torch.equal(logits(model, given), dense)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", [*QWEN, "qwen3_vl_moe", "qwen3_5", "glm4v", "glm46v"])
 def test_a_tower_of_any_size_reads_smaller_images(name: str) -> None:
     """Positions of the smaller images, on three axes, also for what follows: the library's own on the same prompt."""
     model = ALL[name].create()
@@ -99,9 +102,23 @@ def test_a_tower_of_any_size_reads_smaller_images(name: str) -> None:
     reduction = vitrim.reduce_(model, select="resize:keep=0.4")
     torch.testing.assert_close(logits(model, grids[False]), expected, atol=1e-5, rtol=1e-5)
     assert reduction.image_tokens == [6, 2]
-    assert torch.equal(
-        model.generate(**grids[False], max_new_tokens=4, min_new_tokens=4, do_sample=False)[:, -4:], new
+    assert torch.equal(model.generate(**grids[False], max_new_tokens=4, min_new_tokens=4, do_sample=False)[:, -4:], new)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2VL", "Glm46V"])
+def test_patches_are_those_of_the_processor(kind: str) -> None:
+    """Two images of two sizes; for one, and its copy, the picture comes back."""
+    processor = getattr(transformers, f"{kind}ImageProcessor")(
+        do_resize=False, patch_size=4, temporal_patch_size=2, merge_size=2, image_mean=[0, 0, 0], image_std=[1, 1, 1]
     )
+    images = [torch.randint(256, (3, *size), dtype=torch.uint8) for size in ((24, 40), (32, 16))]
+    given = processor(images=images, return_tensors="pt")
+    config = SimpleNamespace(patch_size=4, temporal_patch_size=2, spatial_merge_size=2)
+    parts = given["pixel_values"].split(given["image_grid_thw"].prod(dim=1).tolist())
+    for image, own, grid in zip(images, parts, given["image_grid_thw"].tolist(), strict=True):
+        clip = unpacked(config, own, tuple(grid))
+        torch.testing.assert_close(clip, image.float().div(255).expand(2, -1, -1, -1))
+        assert torch.equal(packed(config, clip), own)
 
 
 @pytest.mark.parametrize("name", QWEN)
@@ -114,13 +131,15 @@ def test_frames_of_a_video_get_smaller_together(name: str) -> None:
         pixels, grid = patches(smaller(video, *size))
         frames = [[20, *[3] * count], [21, *[3] * count]] if name == "qwen3_vl" else [[3] * (2 * count)]
         ids = torch.tensor([[7, 4, *[token for frame in frames for token in frame], 5, 9]])
-        inputs.append({
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "mm_token_type_ids": 2 * (ids == 3).long(),
-            "pixel_values_videos": pixels,
-            "video_grid_thw": torch.tensor([grid]),
-        })
+        inputs.append(
+            {
+                "input_ids": ids,
+                "attention_mask": torch.ones_like(ids),
+                "mm_token_type_ids": 2 * (ids == 3).long(),
+                "pixel_values_videos": pixels,
+                "video_grid_thw": torch.tensor([grid]),
+            }
+        )
     expected = logits(model, inputs[1])
     reduction = vitrim.reduce_(model, select="resize:tokens=12")
     torch.testing.assert_close(logits(model, inputs[0]), expected, atol=1e-5, rtol=1e-5)
@@ -178,6 +197,8 @@ def test_what_cannot_be_resized_is_refused() -> None:
         logits(qwen, {**given, "position_ids": torch.zeros(3, *given["input_ids"].shape, dtype=torch.long)})
 
 
-@pytest.mark.parametrize(("grid", "tokens", "few"), [((24, 24), 64, 64), ((4, 6, 6), 36, 36), ((4, 6, 6), 2, 4), (576, 63, 56)])
+@pytest.mark.parametrize(
+    ("grid", "tokens", "few"), [((24, 24), 64, 64), ((4, 6, 6), 36, 36), ((4, 6, 6), 2, 4), (576, 63, 56)]
+)
 def test_the_number_is_known_before(grid: Any, tokens: int, few: int) -> None:
     assert vitrim.parse_selector(f"resize:tokens={tokens}").count(grid) == few

@@ -46,7 +46,7 @@ def plain(x: Tensor, count: int, least: int, released: bool) -> list[int]:
         low, high = min(lengths), max(lengths)
         scores = [
             1 - float(token @ means[t]) / length + (length - low) / (high - low + 1e-6)
-            for token, length in zip(frame, lengths)
+            for token, length in zip(frame, lengths, strict=True)
         ]
         best_first = sorted(range(size), key=lambda i: -scores[i])
         kept += sorted(t * size + i for i in best_first[: counts[t]])

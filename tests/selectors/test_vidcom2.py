@@ -35,7 +35,10 @@ def plain(x: Tensor, share: float, count: int | None) -> list[int]:
 
     centre = x.flatten(0, 1).mean(dim=0)
     to_video = [[alike(token, centre) for token in frame] for frame in x]
-    both = [[v + alike(token, frame.mean(dim=0)) for v, token in zip(row, frame)] for row, frame in zip(to_video, x)]
+    both = [
+        [own + alike(token, frame.mean(dim=0)) for own, token in zip(row, frame, strict=True)]
+        for row, frame in zip(to_video, x, strict=True)
+    ]
     strange = [-sum(row) / size for row in to_video]
     powers = [math.exp((own - max(strange)) / 0.01) for own in strange]
     kept = []

@@ -60,7 +60,7 @@ def shared_out(weights: Sequence[float], count: int, size: int, least: int, rema
 
 
 def outstanding(video: Tensor, count: int, least: int, temperature: float, remainders: Remainders) -> Tensor:
-    """(``count``,) tokens of a ``video`` (T, n, D), in raster order: of each frame those unlike its mean, and long ones.
+    """(``count``,) tokens of a ``video`` (T, n, D), in raster order: of a frame those unlike its mean, and long ones.
 
     Args:
         video: its T frames of n tokens.
@@ -70,10 +70,9 @@ def outstanding(video: Tensor, count: int, least: int, temperature: float, remai
         remainders: see `shared_out`.
     """
     x = video.to(decision_dtype(video.dtype))
-    frames, size, _ = x.shape
     means = unit_rows(x.mean(dim=1), LEAST)
     weights = (curvature(means).double() / temperature).softmax(dim=0).tolist()
-    counts = shared_out(weights, count, size, least, remainders)
+    counts = shared_out(weights, count, x.shape[1], least, remainders)
     length = x.norm(dim=2)
     low, high = length.amin(dim=1, keepdim=True), length.amax(dim=1, keepdim=True)
     unlike = 1 - (unit_rows(x, LEAST) * means[:, None]).sum(dim=2)

@@ -79,6 +79,9 @@ SELECTED: dict[str, str] = {"transformers": "vlms_selected:AnyVLM"} | of_modules
     {
         "idefics2": "vlms_selected:Idefics2 Idefics2Model Idefics2ForConditionalGeneration",
         "cosmos3_edge": "vlms_selected:AnyVLM Cosmos3EdgeModel Cosmos3EdgeForConditionalGeneration",
+        "qwen3_vl_moe": "vlms_selected:AnyQwen Qwen3VLMoeModel Qwen3VLMoeForConditionalGeneration",
+        "qwen3_5": "vlms_selected:AnyQwen Qwen3_5Model Qwen3_5ForConditionalGeneration",
+        "qwen3_5_moe": "vlms_selected:AnyQwen Qwen3_5MoeModel Qwen3_5MoeForConditionalGeneration",
         "llama4": "vlms_selected:Llama4 Llama4ForConditionalGeneration",
         "paddleocr_vl": "vlms_selected:AnyVLM PaddleOCRVLModel PaddleOCRVLForConditionalGeneration",
         "molmo2": "vlms_selected:Molmo2 Molmo2Model Molmo2ForConditionalGeneration",

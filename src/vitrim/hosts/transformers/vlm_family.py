@@ -27,8 +27,6 @@ class PromptFamily(VisionLanguage):
     """See `vitrim.core.plan.HostFacts`."""
     prompts_together: ClassVar[bool] = False
     """An entry of the list of features contains all images of a prompt."""
-    resizes: ClassVar[bool] = False
-    """Images can be made `smaller`."""
     types: ClassVar[str | None] = None
     """The name of the input that marks image tokens of a prompt; None if the model has none."""
 
@@ -82,8 +80,13 @@ class PromptFamily(VisionLanguage):
         return getattr(model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
 
     @classmethod
+    def resizes(cls, model: nn.Module) -> bool:
+        """True if images of ``model`` can be made `smaller`."""
+        return False
+
+    @classmethod
     def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
-        """The images, or videos, of a prompt made smaller, if the family `resizes`."""
+        """The images, or videos, of a prompt made smaller."""
         raise NotImplementedError
 
     @classmethod
@@ -130,7 +133,7 @@ class PromptFamily(VisionLanguage):
         if selector.place == "image":
             if facts is not None:
                 raise VitrimError(f"{selector.describe()} changes what the tower reads: give no method")
-            if not cls.resizes:
+            if not cls.resizes(model):
                 raise UnsupportedModelError(
                     f"images of {type(model).__name__} cannot be made smaller behind its processor: give it a smaller "
                     "size there"

@@ -75,7 +75,7 @@ def smaller_pixels(pixels: Tensor, shrink: Shrink, side: tuple[int, int]) -> tup
 def smaller_patches(
     config: Any, patches: Tensor, grids: Tensor, shrink: Shrink
 ) -> tuple[Tensor, Tensor, list[tuple[FrameGrid, FrameGrid]]]:
-    """Packed ``patches`` (sum, values) of Qwen's towers made smaller, their grids, and those of tokens before and after.
+    """Packed ``patches`` (sum, values) made smaller, their grids, and those of tokens before and after.
 
     Args:
         config: of the tower.
@@ -94,6 +94,20 @@ def smaller_patches(
         rows_of_grids.append([few[0], few[1] * cell, few[2] * cell])
         tokens.append((fine, few))
     return torch.cat(own), grids.new_tensor(rows_of_grids), tokens
+
+
+class PackedImages:
+    """Mixin of families whose towers read patches of images of any size, packed cell by cell."""
+
+    @classmethod
+    def resizes(cls, model: Any) -> bool:
+        return True
+
+    @classmethod
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+        pixels, grids = "pixel_values" if kind == "image" else "pixel_values_videos", f"{kind}_grid_thw"
+        patches, grid, tokens = smaller_patches(model.config.vision_config, given[pixels], given[grids], shrink)
+        return SmallerImages({pixels: patches, grids: grid}, tokens)
 
 
 def unpacked(config: Any, patches: Tensor, grid: FrameGrid) -> Tensor:

@@ -17,8 +17,7 @@ from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.common import USUAL_SIDE, calls_own
 from vitrim.hosts.transformers.packed import patches_in_cells
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
-from vitrim.hosts.transformers.vlm_prompt import PIXELS
-from vitrim.hosts.transformers.vlm_smaller import Shrink, SmallerImages, smaller_patches, smaller_pixels
+from vitrim.hosts.transformers.vlm_smaller import PackedImages, Shrink, SmallerImages, smaller_pixels
 
 WINDOWED = (
     "Qwen2.5-VL attends within windows of 4 x 4 cells in most blocks, and those at the edges of an image have fewer: "
@@ -29,16 +28,9 @@ WINDOWED = (
 class _Fixed(HuggingFaceVLM):
     """A tower of a fixed size, whose learned positions the library interpolates for others."""
 
-    resizes = True
-
     @classmethod
-    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
-        if selector.place == "image" and "interpolate_pos_encoding" not in _arguments(cls.tower(model)):
-            raise UnsupportedModelError(
-                f"positions of the tower {type(cls.tower(model)).__name__} cannot be interpolated: give the processor "
-                "a smaller size"
-            )
-        super().check_selector(model, selector, facts)
+    def resizes(cls, model: nn.Module) -> bool:
+        return "interpolate_pos_encoding" in _arguments(cls.tower(model))
 
     @classmethod
     def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
@@ -154,11 +146,14 @@ class InternVL(HuggingFaceVLM):
 
     name = "InternVL"
     in_cells = True
-    resizes = True
 
     @classmethod
     def cell(cls, model: Any) -> int:
         return int(1 / model.config.downsample_ratio + 0.5)
+
+    @classmethod
+    def resizes(cls, model: nn.Module) -> bool:
+        return True
 
     @classmethod
     def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
@@ -166,8 +161,8 @@ class InternVL(HuggingFaceVLM):
         pixels, grid, few = smaller_pixels(given["pixel_values"], shrink, (rows, columns))
         if few[1] != few[2]:
             raise VitrimError(
-                f"the pixel shuffle of InternVL reads squares, and {few[1]} x {few[2]} tokens are none: ask for a square "
-                "number of tokens"
+                f"the pixel shuffle of InternVL reads squares, and {few[1]} x {few[2]} tokens are none: ask for a "
+                "square number of tokens"
             )
         return SmallerImages({"pixel_values": pixels}, [(grid, few)] * len(pixels))
 
@@ -190,7 +185,7 @@ class LlavaNext(HuggingFaceVLM):
         raise UnsupportedModelError(f"prompts of {type(model).__name__}, with images in tiles, are not measured")
 
 
-class _Qwen(HuggingFaceVLM):
+class _Qwen(PackedImages, HuggingFaceVLM):
     """Cells of 2 x 2 patches of packed images; the language model's positions have three axes.
 
     A remaining token keeps its anchor's time, row and column; text continues as behind the whole image.
@@ -199,7 +194,6 @@ class _Qwen(HuggingFaceVLM):
     tower_name = "visual"
     in_cells = True
     cell_by_cell = True
-    resizes = True
     types = "mm_token_type_ids"
 
     @classmethod
@@ -215,12 +209,6 @@ class _Qwen(HuggingFaceVLM):
     def image_inputs(cls, model: Any, images: Tensor) -> dict[str, Tensor]:
         patches, grid = patches_in_cells(model.base_model.visual.config, images.flatten(0, 1))
         return {"pixel_values": patches, "image_grid_thw": grid.to(images.device)}
-
-    @classmethod
-    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
-        pixels, grids = PIXELS[kind], f"{kind}_grid_thw"
-        patches, grid, tokens = smaller_patches(model.base_model.visual.config, given[pixels], given[grids], shrink)
-        return SmallerImages({pixels: patches, grids: grid}, tokens)
 
 
 class Qwen2VL(_Qwen):

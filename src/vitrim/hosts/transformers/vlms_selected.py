@@ -19,6 +19,7 @@ from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.selecting import ChosenTokens
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
+from vitrim.hosts.transformers.vlm_smaller import PackedImages
 
 FOUR_ROWS = frozenset({
     "CohereCompassTextModel", "Cosmos3EdgeTextModel", "Ernie4_5_VLMoeTextModel", "Glm4vMoeTextModel",
@@ -76,6 +77,10 @@ def _takes_features(kind: type) -> bool:
     if forward is None or not (hasattr(kind, "get_image_features") or hasattr(kind, "generate")):
         return False
     return "mm_encoder_outputs" in inspect.signature(cast(Any, forward)).parameters
+
+
+class AnyQwen(PackedImages, AnyVLM):
+    """Later models with the patches of Qwen2-VL."""
 
 
 class _Refused(AnyVLM):
@@ -155,7 +160,7 @@ class Molmo2(AnyVLM):
         super().check_selector(model, selector, facts)
 
 
-class Glm4V(AnyVLM):
+class Glm4V(PackedImages, AnyVLM):
     """Frames of videos use the image placeholder."""
 
     @classmethod

@@ -77,7 +77,7 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
     if selector.place == "image":
         raise VitrimError(
             f"{selector.describe()} acts on images before vLLM's processor has counted their tokens: set their size "
-            "there, for Qwen with mm_processor_kwargs={\"max_pixels\": ...}"
+            'there, for Qwen with mm_processor_kwargs={"max_pixels": ...}'
         )
     needs = selector.needs()
     if needs.attention != "none" or needs.text:
