@@ -12,6 +12,7 @@ LLaVA-1.5-7B, with 12 of 24 and 2 of 32 layers, so that it runs in seconds: the 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -76,11 +77,13 @@ def compare(size: str, method: str, rounds: int) -> tuple[object, ...]:
 
 
 @torch.inference_mode()
-def choose(rounds: int, tokens: int) -> tuple[str, list[tuple[object, ...]]]:
-    """The time of dense in words, and the rows of the table of selectors: all in one interleaved run."""
+def choose(rounds: int, tokens: int, only: Sequence[str] = ()) -> tuple[str, list[tuple[object, ...]]]:
+    """The time of dense in words, and the rows of the table of selectors, all or ``only`` some, interleaved."""
     dense = Prefill(create("llava"), text=TEXT_TOKENS)
     images = random_images(dense, 1)
-    names = [f"{name}:tokens={tokens}" for name in selectors() if name not in ("evs", "vcast")]  # those are for videos
+    of_images = [name for name in selectors() if name not in ("evs", "vcast")]  # those are for videos
+    named = [name.partition(":") for name in only or of_images]
+    names = [f"{name}:tokens={tokens}{',' * bool(more)}{more}" for name, _, more in named]
     models: dict[str, nn.Module] = {"dense": dense}
     for name in names:
         dense.select = parse_selector(name)
@@ -111,11 +114,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--selectors", action="store_true", help="all selectors, on a model as wide as LLaVA-1.5-7B")
+    parser.add_argument("--only", action="append", default=[], help="of them, e.g. scope:saliency=none")
     parser.add_argument("--tokens", type=int, default=64, help="that they keep")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.selectors:
-        said, rows = choose(options.rounds, options.tokens)
+        said, rows = choose(options.rounds, options.tokens, options.only)
         head = ("selector", "image tokens", "promised", "prefill faster", "kept", "selection ms", "% of the tower")
         print(said, table(head, rows), sep="\n")
         return

@@ -22,9 +22,9 @@ def covering(features: Tensor, weights: Tensor, count: int) -> Tensor:
     """(T,) tokens of one image in the order of selection: each adds the largest weighted coverage.
 
     A token covers another by their cosine, not below 0. Its gain is its weight times what it adds to the coverage of
-    all tokens by those before. Gains only fall, so an old gain is a bound: only the token with the largest bound is
-    computed again, until it stays the largest. The order is that of computing all gains for every pick, whose cost is T
-    N^2; ties go to the earlier token.
+    all tokens by those before. Gains only fall, so an old gain is a bound: only those with the largest bounds are
+    computed again, until one of them is the largest. The order is that of computing all gains for every pick, which
+    costs T N^2; ties go to the earlier token.
 
     Args:
         features: (N, D).

@@ -45,9 +45,9 @@ def frame_counts(to_video: Tensor, share: float) -> list[int]:
     """
     frames, tokens = to_video.shape
     surplus = (-to_video.double().mean(dim=1) / TEMPERATURE).softmax(dim=0) - 1 / frames
-    shares = (share * (1 + surplus)).clamp(max=1.0) * tokens
+    own = share * (1 + surplus) * tokens
     # halves to even, with floating-point error rounded off
-    return [min(max(round(round(count, 4)), 1), tokens) for count in shares.tolist()]
+    return [min(max(round(round(count, 4)), 1), tokens) for count in own.tolist()]
 
 
 def unusual(video: Tensor, share: float, count: int | None) -> Tensor:
