@@ -2,8 +2,8 @@
 
     python docs/generate.py
 
-The options in docs/methods and the list in its README are in git, so that they can be read there, and tests compare
-them with the code. The pages of docs/reference and docs/api, docs/changelog.md and docs/design/measures.md are not.
+The options in docs/methods, the list in its README, and the numbers of methods and families in README and the guide are
+in git, so that they can be read there, and tests compare them with the code. The pages of docs/reference and docs/api, docs/changelog.md and docs/design/measures.md are not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitrim.core.options import Options
 from vitrim.core.plan import Purpose
 from vitrim.core.registry import hosts, methods, selectors, vision_languages
 from vitrim.core.selection import Selector
-from vitrim.core.tables import missing_libraries
+from vitrim.core.tables import missing_libraries, number_of_families
 from vitrim.errors import VitrimError
 from vitrim.training.objectives import learned
 from vitrim.training.recipe import Recipe
@@ -233,6 +233,32 @@ def methods_list() -> str:
     return table(heads, rows)
 
 
+# ---- numbers in the text ---------------------------------------------------------------------------------------------
+
+
+def counted_pages() -> list[Path]:
+    """README and the pages of the guide, whose numbers `with_counts` writes."""
+    return [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def with_counts(text: str) -> str:
+    """The text with the numbers of the code before ``methods**``, ``model families`` and ``methods need no training``.
+
+    Example:
+        >>> with_counts("for 1 model families") == f"for {number_of_families()} model families"
+        True
+    """
+    reducing = [config for config in methods().values() if config.kind != "none"]
+    counts = {
+        "methods**": len(reducing),
+        "methods need no training": sum(config.traits.training_free for config in reducing),
+        "model families": number_of_families(),
+    }
+    for words, count in counts.items():
+        text = re.sub(rf"\d+(?=\s{re.escape(words)})", str(count), text)
+    return text
+
+
 # ---- the reference ---------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +278,10 @@ def _hosts() -> Iterator[str]:
     missing = missing_libraries()
     if missing:
         raise VitrimError(f"the table of hosts needs all libraries, and {', '.join(missing)} cannot be imported")
-    yield "# Model families\n\nWhat `vitrim list hosts` prints; [your model](../hosts.md) explains the rules.\n"
+    yield (
+        f"# Model families\n\nThe {number_of_families()} model families, as `vitrim list hosts` prints those of the "
+        "installed libraries; [your model](../hosts.md) explains the rules.\n"
+    )
     for purpose in get_args(Purpose):
         families = [host for host in _classes(hosts()) if host.purpose == purpose]
         rows = [(host.name, _classes(hosts())[host], ", ".join(host.heads), _meaning(host)) for host in families]
@@ -402,8 +431,10 @@ def write_untracked() -> None:
     (DOCS / "changelog.md").write_text(log, encoding="utf-8")
 
 
-def write_methods() -> None:
-    """Bring the options and the list in docs/methods up to the code."""
+def write_tracked() -> None:
+    """Bring the options and the list in docs/methods, and the numbers in the text, up to the code."""
+    for path in counted_pages():
+        path.write_text(with_counts(path.read_text(encoding="utf-8")), encoding="utf-8")
     for page, names in pages().items():
         path = DOCS / "methods" / f"{page}.md"
         path.write_text(page_with_block(path.read_text(encoding="utf-8"), names), encoding="utf-8")
@@ -412,5 +443,5 @@ def write_methods() -> None:
 
 
 if __name__ == "__main__":
-    write_methods()
+    write_tracked()
     write_untracked()

@@ -65,6 +65,22 @@ def test_the_list_of_methods_is_that_of_the_code() -> None:
     assert text == generate.filled(text, generate.methods_list()), "run `python docs/generate.py`"
 
 
+def test_numbers_in_the_text_are_those_of_the_code() -> None:
+    for path in generate.counted_pages():
+        assert path.read_text() == generate.with_counts(path.read_text()), f"{path.name}: run `python docs/generate.py`"
+    assert all("model families" in (ROOT / page).read_text() for page in ("README.md", "docs/index.md"))
+
+
+def test_a_number_is_that_of_the_rows_of_its_table() -> None:
+    page = "\n".join(generate._hosts()).partition("## Whole vision-language models")[0]
+    families = re.findall(r"^\| (?!family)\w", page, re.MULTILINE)
+    assert generate.with_counts("for 5 model families") == f"for {len(families)} model families"
+    listed = [row.split(" | ") for row in generate.methods_list().splitlines()[2:] if not row.startswith("| [none]")]
+    assert generate.with_counts("**5 methods** of") == f"**{len(listed)} methods** of"
+    untrained = [row for row in listed if row[3] == "no"]
+    assert generate.with_counts("5 methods need no training") == f"{len(untrained)} methods need no training"
+
+
 @pytest.mark.parametrize(
     ("page", "has"),
     [

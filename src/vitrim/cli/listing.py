@@ -187,7 +187,7 @@ def fit(method: str, head: Head) -> str:
 def heads(rows: ListedRows) -> list[str]:
     """Footnotes: for each kind of head, the methods that work, need an option, or are refused."""
     from vitrim.core.registry import vision_languages
-    from vitrim.core.tables import missing_libraries, not_yet
+    from vitrim.core.tables import missing_libraries, not_yet, number_of_families
 
     lines = []
     for head, meaning in HEADS.items():
@@ -215,7 +215,8 @@ def heads(rows: ListedRows) -> list[str]:
         lines += [f"  {what}: {'; '.join(one.name for one in group)}" for what, group in groups.items() if group]
     missing = missing_libraries()
     if missing:
-        lines.append(f"not installed, so their families are not listed: {', '.join(missing)}")
+        which = ", ".join(missing)
+        lines.append(f"{number_of_families()} families in all; not installed, so their families are not listed: {which}")
     newer: dict[str, list[str]] = {}
     for key, version in not_yet().items():
         newer.setdefault(version, []).append(key.rpartition(".")[2].removeprefix("modeling_").replace("_", " ").lower())

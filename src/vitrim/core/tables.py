@@ -103,6 +103,16 @@ def written_table(library: str, table: str) -> Mapping[str, str]:
     return found
 
 
+def number_of_families() -> int:
+    """The number of host families, whatever is installed.
+
+    Example:
+        >>> number_of_families() > 50
+        True
+    """
+    return sum(len(set(written_table(library, "HOSTS").values())) for library in libraries())
+
+
 @cache
 def of_versions(library: str, table: str) -> Mapping[str, str]:
     """A table of ``hosts/LIBRARY/versions.py``; empty if there is none, or the library is not installed."""
