@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.text import Text
 from torch import Tensor, nn
 
 import vitrim
@@ -33,6 +35,7 @@ from vitrim.plots.patches import Image, draw_kept, gallery, plot_merged, sources
 from vitrim.training.objectives import cropr, dynamicvit
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
+GREY = "#7d7d7d"
 EPOCHS = 5
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
@@ -169,7 +172,14 @@ def draw_photographs(name: str, model: nn.Module) -> None:
                 row.append((seen, draw_kept(image, left, (14, 14), scale=2)))
                 vitrim.restore_(model)
             rows.append((label, row))
-    write(gallery(rows, side=1.75), FOLDER / f"{name}.webp", dpi=100, quality=50, transparent=False)
+    write(on_any_ground(gallery(rows, side=1.75)), FOLDER / f"{name}.webp", dpi=100, quality=50)
+
+
+def on_any_ground(figure: Any) -> Any:
+    """The figure with its text in a grey that is legible on light pages and on dark ones."""
+    for text in figure.findobj(Text):
+        text.set_color(GREY)
+    return figure
 
 
 def draw_digits(name: str) -> None:

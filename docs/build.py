@@ -3,11 +3,12 @@ table that was not understood or with fonts and scripts from elsewhere.
 
     python docs/build.py
 
-Needs the extra `docs`.
+Needs the extra `docs`. Pages link to the remote `origin` of the sources, or to the address in the variable REPOSITORY.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -24,8 +25,21 @@ ELSEWHERE = re.compile(r"(?:src|href)=\"(?:https?:)?//[^\"]*(?:font|cdn|unpkg)")
 def main() -> int:
     """Write the pages that are not in git, then build. Returns the exit status."""
     generate.write_untracked()
-    build = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT)
+    remote = subprocess.run(["git", "remote", "get-url", "origin"], cwd=ROOT, capture_output=True, text=True).stdout
+    environment = {"REPOSITORY": web_address(remote), **os.environ}
+    build = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, env=environment)
     return build.returncode or check(ROOT / "site")
+
+
+def web_address(remote: str) -> str:
+    """The page of a remote repository, without what stands for a user in its address; empty if it is a folder.
+
+    Example:
+        >>> web_address("git@github.com:owner/name.git"), web_address("https://user:key@host.org/owner/name")
+        ('https://github.com/owner/name', 'https://host.org/owner/name')
+    """
+    found = re.search(r"(?:@|//)(?:[^@/]*@)?([\w.-]+)[:/](\S+?)(?:\.git)?\s*$", remote)
+    return f"https://{found[1]}/{found[2]}" if found else ""
 
 
 def check(site: Path) -> int:

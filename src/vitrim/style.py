@@ -19,9 +19,9 @@ DENSE_COLOUR = "#000000"
 SHADES = (1.0, 0.6, 0.35, 1.5, 0.8)
 """Lightness of the first seven colours and of the next cycles: darker, paler, then in between."""
 ORDER = (
-    *("tome", "topk", "evit", "atm", "ats", "cropr", "dynamicvit"),
-    *("mctf", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
-    *("gtp", "linf", "l1", "tofu", "bat", "diffrate", "algm"),
+    *("tome", "topk", "diffrate", "atm", "evit", "mctf", "dynamicvit"),
+    *("cropr", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
+    *("gtp", "linf", "l1", "tofu", "bat", "ats", "algm"),
     *("atc", "ppt", "saint", "vid_tldr", "cubist_merge"),
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
@@ -94,8 +94,8 @@ def markers(names: Iterable[str]) -> dict[str, str]:
     """The marker of every record by name; settings of one method differ, and so do methods with shades of one colour.
 
     Example:
-        >>> markers(["tome:r=4", "tome:r=8", "topk", "mctf:r=4"])
-        {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o', 'mctf:r=4': '^'}
+        >>> markers(["tome:r=4", "tome:r=8", "topk", "cropr:r=4"])
+        {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o', 'cropr:r=4': '^'}
     """
     every = list(dict.fromkeys(names))
     places = _places(every)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from vitrim.analysis.figures import Drawing, drawings, drawn, styles
 from vitrim.core import registry
 from vitrim.core.registry import methods
 from vitrim.report import Table
-from vitrim.style import ORDER, colours, encoded, markers
+from vitrim.style import COMPARED, ORDER, colours, encoded, markers
 
 RECORDS = ("patterns", "depth", "counts", "features")
 
@@ -64,6 +65,21 @@ def test_a_method_has_the_same_colour_in_every_report() -> None:
     assert set(ORDER) <= set(methods())
     found = colours([*ORDER, "dense", "own"])
     assert len(set(found.values())) == len(found)
+
+
+def in_lab(colour: str) -> np.ndarray:
+    """A colour ``#rrggbb`` in CIE L*a*b*, under D65."""
+    red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt(to_xyz @ linear / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_methods_that_are_often_compared_are_no_two_shades_of_one_colour() -> None:
+    found = {name: in_lab(colour) for name, colour in colours([*COMPARED, "diffrate", "dense"]).items()}
+    near = [(a, b) for a, b in combinations(found, 2) if np.linalg.norm(found[a] - found[b]) < 30]
+    assert not near
 
 
 def test_a_new_method_has_its_colour_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:
