@@ -1,6 +1,7 @@
 """Everything that is measured on a GPU, by one command.
 
-    python benchmarks/gpu.py --json gpu.json
+    python benchmarks/gpu.py --markdown               # minutes: speeds of a few settings, as a text to paste
+    python benchmarks/gpu.py --json gpu.json          # hours: everything
     python benchmarks/gpu.py --json gpu.json --part speed --model deit_small_patch16_224 --dtype bf16 --engine eager
     python benchmarks/gpu.py --device cpu --tiny      # a try on the CPU: its numbers mean nothing
 
@@ -11,7 +12,8 @@ benchmarks/training_speed.py. `speed`: `vitrim bench` of every method at half th
 CUDA graph and compiled, for four models, three image sizes (at the nearest multiple of the patch below) and three batch
 sizes. Methods whose counts depend on the images are left out of it: random images say nothing about them.
 
-The whole takes many hours. What matters most comes first (eager, small images), the record is written after every row,
+With `--markdown`, what is measured goes to standard error and the text to standard output: it names the GPU and the
+versions, and no file or user. The whole takes many hours. What matters most comes first (eager, small images), the record is written after every row,
 and every option takes several values. What fails says why, and the command then ends with an error.
 """
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -33,7 +36,7 @@ from torch import Tensor, nn
 
 import kernels
 import training_speed
-from script import Row, at_share, exactly, from_shell, write_json
+from script import Row, at_share, exactly, from_shell, spread, table, write_json
 from vitrim import MethodConfig, ReductionWarning, VitrimError, bench, create_model, parse_method, reduce_
 from vitrim.core.registry import methods
 from vitrim.engines import machine
@@ -47,6 +50,8 @@ from vitrim.measure.inputs import random_images
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")
 FULL = {"model": MODELS, "size": (224, 384, 1024), "batch_size": (1, 32, 256), "dtype": ("bf16", "fp16")}
 FULL |= {"engine": ("eager", "graph", "compile"), "rounds": 30}
+SHORT = {"part": ("speed",), "model": MODELS[:2], "size": (224,), "batch_size": (1, 32, 256), "dtype": ("bf16",)}
+SHORT |= {"engine": ("eager", "graph"), "rounds": 10, "method": ("tome", "topk", "diffrate")}
 TINY = {"model": ("test_vit",), "size": (64,), "batch_size": (1, 2), "dtype": ("bf16",)}
 TINY |= {"engine": ("eager", "graph"), "rounds": 2, "method": ("tome", "topk", "atm")}
 NOTE = "tiny settings: these numbers mean nothing, they only show that the command runs"
@@ -206,12 +211,30 @@ def timed(model: nn.Module, config: MethodConfig, batch: int, engine: Engine, ro
 PARTS = {"bias": bias, "determinism": determinism, "training": training, "speed": speed}
 
 
+def as_markdown(rows: Sequence[Row], environment: Row) -> str:
+    """The rows of `speed` as a table, below what they depend on."""
+    cells = []
+    for row in rows:
+        setting = [row["model"], row["size"], row["batch_size"], row["engine"], row["dtype"], f"`{row['method']}`"]
+        if "failed" in row:
+            cells.append([*setting, "-", "-", row["failed"].replace("|", "/"), "-"])
+            continue
+        dense, reduced = row["rows"][0], row["rows"][-1]
+        ms = [f"{one['latency_ms']['p50']:.2f}" for one in (dense, reduced)]
+        faster = spread(reduced["speedup"], reduced["speedup_q1"], reduced["speedup_q3"])
+        cells.append([*setting, *ms, faster, f"{reduced['macs_speedup']:.2f}"])
+    head = ("model", "px", "batch", "engine", "dtype", "method", "dense ms", "ms", "speed-up [quartiles]", "promised")
+    known = ", ".join(f"{name} {environment[name]}" for name in ("vitrim", "torch", "timm"))
+    return f"{environment['device_name']}, {known}; half the MACs, random weights\n\n{table(head, cells)}"
+
+
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Measure part by part; print every row and keep it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny settings, for a try; the numbers mean nothing")
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--markdown", action="store_true", help="speeds of a few settings, as a text to paste")
+    parser.add_argument("--part", nargs="+", choices=PARTS, help=f"default: {' '.join(PARTS)}")
     parser.add_argument("--model", nargs="+", help=f"default: {' '.join(MODELS)}")
     parser.add_argument("--size", nargs="+", type=int, help="pixels; default: 224 384 1024")
     parser.add_argument("--batch-size", nargs="+", type=int, help="default: 1 32 256")
@@ -221,7 +244,10 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--rounds", type=int, help="default: 30")
     parser.add_argument("--json", type=Path, help="the record, written after every row")
     options = parser.parse_args(given)
-    for name, values in (TINY if options.tiny else FULL).items():
+    if options.markdown and set(options.part or ("speed",)) != {"speed"}:
+        parser.error("--markdown is of the part speed")
+    settings = {"part": tuple(PARTS)} | FULL | (SHORT if options.markdown else {}) | (TINY if options.tiny else {})
+    for name, values in settings.items():
         if getattr(options, name) is None:
             setattr(options, name, values)
     fixed = [name for name, kind in methods().items() if kind.tunable is not None and not kind().is_adaptive()]
@@ -234,8 +260,10 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     for part in options.part:
         for row in PARTS[part](options):
             rows.append({"part": part, **row})
-            print(row.get("table") or row, flush=True)
+            print(row.get("table") or row, flush=True, file=sys.stderr if options.markdown else sys.stdout)
             write_json(options.json, {"command": "gpu", "environment": environment, "rows": rows})
+    if options.markdown:
+        print(as_markdown(rows, environment))
     if options.tiny:
         print(NOTE)
     failed = [row for row in rows if "failed" in row]

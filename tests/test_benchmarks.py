@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,25 @@ def test_the_gpu_command_with_tiny_settings(tmp_path: Path, capsys: pytest.Captu
     assert found["speed", "graph"]["failed"] == "CUDA graphs need a CUDA device"
     assert "mean nothing" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == len(rows)
+
+
+@pytest.mark.slow
+def test_speeds_of_a_gpu_as_a_text_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--device", "cpu", "--tiny", "--markdown", "--rounds", "1", "--method", "topk", "--batch-size", "1"]
+    rows = gpu.main(given)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r".+, vitrim \S+, torch \S+, timm \S+; half the MACs", lines[0])
+    head, _, eager, graph = [line.strip("| ").split(" | ") for line in lines[2:6]]
+    assert head[4:8] == ["dtype", "method", "dense ms", "ms"]
+    assert len(eager) == len(graph) == len(head)
+    found = rows[0]["rows"][-1]
+    assert eager[:6] == ["test_vit", "64", "1", "eager", "bf16", f"`{rows[0]['method']}`"]
+    assert eager[7:] == [
+        f"{found['latency_ms']['p50']:.2f}",
+        f"{found['speedup']:.2f} [{found['speedup_q1']:.2f}, {found['speedup_q3']:.2f}]",
+        f"{found['macs_speedup']:.2f}",
+    ]
+    assert graph[8] == "CUDA graphs need a CUDA device"
 
 
 def test_channels_are_proportional_attention() -> None:
