@@ -13,8 +13,9 @@ CUDA graph and compiled, for four models, three image sizes (at the nearest mult
 sizes. Methods whose counts depend on the images are left out of it: random images say nothing about them.
 
 With `--markdown`, what is measured goes to standard error and the text to standard output: it names the GPU and the
-versions, and no file or user. The whole takes many hours. What matters most comes first (eager, small images), the record is written after every row,
-and every option takes several values. What fails says why, and the command then ends with an error.
+versions, and no file or user. The whole takes many hours. What matters most comes first (eager, small images), the
+record is written after every row, and every option takes several values. What fails says why, and the command then ends
+with an error.
 """
 
 from __future__ import annotations

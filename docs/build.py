@@ -1,5 +1,5 @@
 """Build the documentation site into site/, strictly: a broken link ends it with an error, and so does a page with a
-table that was not understood or with fonts and scripts from elsewhere.
+table that was not understood or with fonts and scripts from elsewhere, or a file of Python.
 
     python docs/build.py
 
@@ -27,7 +27,9 @@ def main() -> int:
     generate.write_untracked()
     remote = subprocess.run(["git", "remote", "get-url", "origin"], cwd=ROOT, capture_output=True, text=True).stdout
     environment = {"REPOSITORY": web_address(remote), **os.environ}
-    build = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, env=environment)
+    build = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, env=environment
+    )
     return build.returncode or check(ROOT / "site")
 
 
@@ -51,6 +53,7 @@ def check(site: Path) -> int:
             found.append(f"{page}: a table that was not understood")
         if elsewhere := ELSEWHERE.search(text):
             found.append(f"{page}: loads from elsewhere: {elsewhere[0]}")
+    found += [f"{path}: no page needs it" for path in sorted(site.rglob("*.py*"))]
     print(*found, sep="\n", end="\n" if found else "")
     return min(len(found), 1)
 

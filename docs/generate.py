@@ -3,7 +3,8 @@
     python docs/generate.py
 
 The options in docs/methods, the list in its README, and the numbers of methods and families in README and the guide are
-in git, so that they can be read there, and tests compare them with the code. The pages of docs/reference and docs/api, docs/changelog.md and docs/design/measures.md are not.
+in git, so that they can be read there, and tests compare them with the code. The pages of docs/reference and docs/api,
+docs/changelog.md and docs/design/measures.md are not.
 """
 
 from __future__ import annotations

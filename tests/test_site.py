@@ -38,6 +38,12 @@ def load(path: Path, name: str) -> ModuleType:
 generate = load(DOCS / "generate.py", "docs_generate")
 
 
+def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module docs/build.py, which finds docs/generate.py beside itself."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    return load(DOCS / "build.py", "docs_build")
+
+
 def entries(nav: Any) -> list[str]:
     """The pages of a navigation, in order."""
     if isinstance(nav, str):
@@ -107,6 +113,37 @@ def test_values_are_put_into_words() -> None:
 def test_the_drawing_is_what_its_script_draws() -> None:
     drawing = load(DOCS / "draw_data_flow.py", "docs_draw_data_flow")
     assert drawing.FILE.read_text() == drawing.seeded_draws()
+
+
+@pytest.mark.parametrize(
+    ("remote", "page"),
+    [
+        ("https://github.com/owner/name.git\n", "https://github.com/owner/name"),
+        ("https://user:key@host.org/owner/name", "https://host.org/owner/name"),
+        ("git@github.com:owner/name.git", "https://github.com/owner/name"),
+        ("ssh://git@host.org/owner/name.git", "https://host.org/owner/name"),
+        ("/home/someone/name", ""),
+        ("", ""),
+    ],
+)
+def test_the_link_of_the_site_is_the_remote_without_a_user(
+    remote: str, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build(monkeypatch).web_address(remote) == page
+
+
+def test_what_is_wrong_with_a_site_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.html").write_text("<table></table>")
+    check = build(monkeypatch).check
+    assert check(tmp_path) == 0
+    (tmp_path / "table.html").write_text("<p>| a |\n|---|</p>")
+    (tmp_path / "font.html").write_text('<link href="//fonts.host.org/a.css">')
+    (tmp_path / "count.cpython-311.pyc").write_bytes(b"")
+    assert check(tmp_path) == 1
+    named = [line.removeprefix(f"{tmp_path}/").partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert named == ["font.html", "table.html", "count.cpython-311.pyc"]
 
 
 WITH_PYTHON = [page for page in PAGES if "```python" in (ROOT / page).read_text()]

@@ -215,8 +215,8 @@ def heads(rows: ListedRows) -> list[str]:
         lines += [f"  {what}: {'; '.join(one.name for one in group)}" for what, group in groups.items() if group]
     missing = missing_libraries()
     if missing:
-        which = ", ".join(missing)
-        lines.append(f"{number_of_families()} families in all; not installed, so their families are not listed: {which}")
+        all_of_them = f"{number_of_families()} families in all"
+        lines.append(f"{all_of_them}; not installed, so their families are not listed: {', '.join(missing)}")
     newer: dict[str, list[str]] = {}
     for key, version in not_yet().items():
         newer.setdefault(version, []).append(key.rpartition(".")[2].removeprefix("modeling_").replace("_", " ").lower())
