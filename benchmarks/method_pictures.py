@@ -1,4 +1,4 @@
-"""Draws the pictures of the method pages: what each method leaves of photographs, or of digits.
+"""Draws the pictures of the method pages, what each method leaves of photographs or digits, and that of `vitrim show`.
 
     python benchmarks/method_pictures.py --checkpoint vit_tiny_patch16_224.safetensors
     python benchmarks/method_pictures.py --checkpoint vit_tiny_patch16_224.safetensors tome mctf
@@ -25,7 +25,7 @@ from matplotlib.text import Text
 from torch import Tensor, nn
 
 import vitrim
-from hero import answer, as_input, photograph, vit_tiny, write
+from hero import HERE, answer, as_input, photograph, vit_tiny, write
 from script import from_shell
 from vitrim.app.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
 from vitrim.core.registry import methods
@@ -34,7 +34,7 @@ from vitrim.errors import unknown
 from vitrim.plots.patches import Image, draw_kept, gallery, plot_merged, sources_of
 from vitrim.training.objectives import cropr, dynamicvit
 
-FOLDER = Path(__file__).parents[1] / "docs" / "images"
+FOLDER = HERE.parent / "docs" / "images"
 GREY = "#7d7d7d"
 EPOCHS = 5
 BATCH_SIZE = 64
@@ -97,6 +97,8 @@ DIGITS: dict[str, list[tuple[str, str]]] = {
     "sinkhorn": [("keep 0.5", "sinkhorn:keep_rate=0.5,blocks=[4]")],
 }
 """The same on digits."""
+SHOWN = ("topk:keep_rate=0.7", "tome:r=13", "evit:keep_rate=0.7")
+"""Methods in the picture of docs/show.md."""
 
 
 def cross_entropy(reduction: vitrim.Reduction, logits: Tensor, labels: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="weights of ViT-Ti, for photographs")
     parser.add_argument("names", nargs="*", help="pictures to draw; default: all")
     given = parser.parse_args()
-    every = [*PHOTOGRAPHS, *DIGITS]
+    every = [*PHOTOGRAPHS, *DIGITS, "show"]
     missing = sorted({SHARED.get(name, name) for name in methods()} - set(every) - set(NO_PICTURE))
     if missing and not given.names:
         raise vitrim.VitrimError(
@@ -140,6 +142,9 @@ def main() -> None:
             draw_digits(name)
         elif given.checkpoint is None:
             raise vitrim.VitrimError(f"the picture of {name} needs weights of ViT-Ti: give --checkpoint")
+        elif name == "show":
+            shown = vitrim.show(vit_tiny(given.checkpoint), SHOWN, HERE / "cat.jpg", blocks=[3, 6, 9])
+            write(on_any_ground(shown.figure), FOLDER / "show.webp", dpi=150, quality=50)
         else:
             draw_photographs(name, vit_tiny(given.checkpoint))
 
