@@ -338,9 +338,10 @@ def torchvision_model(name: str, pretrained: bool, options: ModelOptions) -> nn.
         model = models.get_model(name, weights=weights if pretrained else None, **options)
     transform = weights.transforms()
     side = getattr(model, "image_size", None)
-    if side is not None and transform.crop_size != [side]:  # keep the crop ratio at a different size
-        scale = side / transform.crop_size[0]
-        transform = weights.transforms(crop_size=side, resize_size=round(transform.resize_size[0] * scale))
+    if side is not None and transform.crop_size != [side]:
+        from vitrim.hosts.torchvision.library import transform_at
+
+        transform = transform_at(transform, side)
     model.eval_transform = transform
     model.class_names = weights.meta.get("categories") if pretrained else None
     return model  # type: ignore[no-any-return]
@@ -749,6 +750,17 @@ class Loaded:
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of its images."""
         return self.library.preprocessing(self.model)
+
+    def at_size(self, size: int) -> Loaded:
+        """The same for square images of ``size`` pixels: see `vitrim.core.image_size.at_size`.
+
+        Example:
+            >>> ModelSpec("test_vit").load().at_size(128).preprocessing.size
+            (128, 128)
+        """
+        from vitrim.core.image_size import at_size
+
+        return replace(self, model=at_size(self.model, size))
 
     @property
     def embedding_name(self) -> str:
