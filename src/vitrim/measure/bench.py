@@ -438,10 +438,10 @@ def _entries(
     learned: Path | None,
 ) -> Iterator[Entry]:
     """Yield the dense model and its reductions, in parts, on every engine that can run them."""
-    front = ask(model).front(model)
+    front = front_name(model)
     # how to get each separately timed part from a model; None if there is only one
     parts: dict[str | None, Callable[[nn.Module], nn.Module]]
-    parts = {None: lambda whole: whole} if front is None else {front[0]: Front, WHOLE: lambda whole: whole}
+    parts = {None: lambda whole: whole} if front is None else {front: Front, WHOLE: lambda whole: whole}
     for dtype in dict.fromkeys(engine.dtype for engine in engines):
         base = in_dtype(model, dtype)
         copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
@@ -462,8 +462,7 @@ def _entries(
 
 def _file_entries(files: Mapping[str, Exported], model: nn.Module | Exported) -> Iterator[Entry]:
     """Yield exported files, each on its own engine."""
-    whole: Any = model
-    part = None if ask(whole).front(whole) is None else WHOLE
+    part = None if front_name(model) is None else WHOLE
     for name, file in files.items():
         known = file.metadata
         # a file that is the baseline may be reduced itself
@@ -548,7 +547,7 @@ class Entry:
 
 def check_engines(engines: Sequence[Engine], methods: Mapping[str, MethodConfig], model: nn.Module, batch: int) -> None:
     """Refuse engines that cannot run this model, and methods that run on none of them, and suggest a remedy."""
-    part = (ask(model).front(model) or (None,))[0]
+    part = front_name(model)
     for engine in engines:
         if isinstance(model, Prefill) and not engine.runs_prompts:
             raise VitrimError(f"engine {engine.label} runs models of images, not prompts: time prefill on eager")
@@ -689,5 +688,15 @@ def cost_varies(model: Any) -> bool:
         >>> cost_varies(nn.Linear(1, 1))
         False
     """
-    library = ask(model)
-    return library.front(model) is not None and tasks()[library.tasks(model)[0]].cost_varies
+    return front_name(model) is not None and tasks()[ask(model).tasks(model)[0]].cost_varies
+
+
+def front_name(model: Any) -> str | None:
+    """The part of ``model`` before its heads, which is timed by itself; None for a model that is timed as a whole.
+
+    Example:
+        >>> front_name(nn.Linear(1, 1)) is None
+        True
+    """
+    found = ask(model).front(model)
+    return None if found is None else found[0]
