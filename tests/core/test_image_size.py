@@ -234,11 +234,13 @@ def test_a_transform_of_one_size_is_refused() -> None:
         at_size(model, 32)
 
 
-def test_a_reduced_model_is_refused() -> None:
-    model = HOSTS["vit"]()
-    vitrim.reduce_(model, "tome:r=2")
-    with pytest.raises(VitrimError, match="reduced"):
-        at_size(model, 32)
+def test_of_a_reduced_model_the_dense_one_is_resized() -> None:
+    model, images = HOSTS["vit"](), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = at_size(model, 32)(images)
+        reduction = vitrim.reduce_(model, "tome:r=2")
+        assert torch.equal(at_size(model, 32)(images), expected)
+    assert vitrim.get_reduction(model) is reduction
 
 
 def test_a_model_of_a_users_own_says_what_it_needs() -> None:

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from vitrim.core.reduce import refuse_reduced
+from vitrim.core.reduce import get_reduction, restore_
 from vitrim.core.registry import able_host, ask, has_trunk, input_size_of, reads_prompts, supported_parts
 from vitrim.errors import UnsupportedModelError, VitrimError, first_line
 
@@ -19,11 +19,11 @@ def at_size(model: nn.Module, size: int) -> nn.Module:
     The library of the model resamples its positions (`Library.set_size`). The copy is tried on one image.
 
     Args:
-        model: not reduced; not changed.
+        model: not changed; of a reduced model, the dense one is copied.
         size: height and width in pixels.
 
     Raises:
-        VitrimError: the images are no whole patches, or the model is reduced.
+        VitrimError: the images are no whole patches.
         UnsupportedModelError: the model cannot take another size, and the reason.
 
     Example:
@@ -32,13 +32,14 @@ def at_size(model: nn.Module, size: int) -> nn.Module:
         >>> at_size(model, 128)(torch.zeros(1, 3, 128, 128)).shape, model.pos_embed.shape
         (torch.Size([1, 1000]), torch.Size([1, 101, 64]))
     """
-    refuse_reduced(model)
-    library, kind = ask(model), type(model).__name__
-    _check(model, size)
     found = copy.deepcopy(model)
+    if get_reduction(found) is not None:
+        restore_(found)
+    library, kind = ask(found), type(found).__name__
+    _check(found, size)
+    host = able_host(found)
     try:
         library.set_size(found, size)
-        host = able_host(model)
         made = library.input_size(found) if host is None else host.facts(found).input_size  # says why it is not able
         if made is None or made[1:] != (size, size):
             raise UnsupportedModelError("it has no way to take images of another size")

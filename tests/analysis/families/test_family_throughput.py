@@ -71,7 +71,9 @@ def test_a_model_in_half_precision_is_called_by_it(model: nn.Module, data: Tenso
 
 
 def test_a_model_of_one_size(data: TensorDataset) -> None:
-    host = timm.create_model("volo_d1_224", img_size=32, embed_dims=(16, 16, 16, 16), num_heads=(1, 1, 1, 1), layers=(1, 1, 1, 1)).eval()
+    host = timm.create_model(
+        "volo_d1_224", img_size=32, embed_dims=(16, 16, 16, 16), num_heads=(1, 1, 1, 1), layers=(1, 1, 1, 1)
+    ).eval()
     with pytest.raises(VitrimError, match="VOLO cannot be given images of 16 px: it has no set_input_size"):
         throughput(subject(host, data, sizes=(16,)), QUICK)
 
