@@ -440,7 +440,7 @@ def measure_sizes(
     tell: Tell,
 ) -> list[Row]:
     """`measure` of a model at several image sizes, its own first, in the same rounds."""
-    own, *others = sized
+    own = sized[0]
     model, ring = own.model, own.ring
     device, size, chosen = ring[0].device, len(ring[0]), list[Engine]()
     entries = list(_file_entries(files, model, sized))

@@ -185,7 +185,7 @@ def open_images(model: nn.Module, images: Any, *, in_patches: bool = True, other
         others: the model at other sizes: an item then has the image at each, see `vitrim.data.transforms.AtSizes`.
 
     Raises:
-        VitrimError: the images cannot be read, or columns are set without a source; with ``others``, a transform is set.
+        VitrimError: the images cannot be read, columns are set without a source, or ``others`` and a transform.
 
     Example:
         >>> import io, timm

@@ -15,7 +15,7 @@ from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
-from vitrim.data import ImageDataset, batches, load_images
+from vitrim.data import ImageDataset, batches, load_images, to_tensor
 from vitrim.engines.copies import apart
 from vitrim.engines.machine import environment, seeded_draws
 from vitrim.engines.macs import PARTS, Convention, Profile, profile_of
@@ -24,6 +24,7 @@ from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.inputs import (
     DataSpec,
+    check_own_transform,
     image_shape,
     open_images,
     random_images,
@@ -194,6 +195,8 @@ def _counted(
             if alone:
                 raise
             left_out = [f"{loaded.name} is counted at its own size only: {error}"]
+        if content.dataset is not None and content.dataset.transform is not to_tensor:
+            check_own_transform(content.dataset, others)
         with apart(loaded.model) as own:
             select = prompt.select or own.select
             host = as_measured(own.model, replace(prompt, select=select))

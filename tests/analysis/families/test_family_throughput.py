@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 
 import pytest
-import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import tiny_hosts
 import vitrim
 from made_subjects import PATCHES, reduced, subject
 from made_tables import rows
-from tiny import HOSTS, configs
+from tiny import configs
 from vitrim.analysis.families.throughput import (
     Aligned,
     _variants,
@@ -71,9 +71,7 @@ def test_a_model_in_half_precision_is_called_by_it(model: nn.Module, data: Tenso
 
 
 def test_a_model_of_one_size(data: TensorDataset) -> None:
-    host = timm.create_model(
-        "volo_d1_224", img_size=32, embed_dims=(16, 16, 16, 16), num_heads=(1, 1, 1, 1), layers=(1, 1, 1, 1)
-    ).eval()
+    host = tiny_hosts.families(True)["timm_volo"]["volo"]()
     with pytest.raises(VitrimError, match="VOLO cannot be given images of 16 px: it has no set_input_size"):
         throughput(subject(host, data, sizes=(16,)), QUICK)
 
