@@ -165,7 +165,7 @@ class Sizes(Setup):
         str | None,
         typer.Option(
             metavar="PIXELS",
-            help="also at other image sizes, e.g. 176,208: positions are resampled as the model's library does",
+            help="also at other image sizes, e.g. 176,208",
         ),
     ] = None
 

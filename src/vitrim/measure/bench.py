@@ -280,11 +280,12 @@ class Sized:
     """A dense model at one image size, and the images for it.
 
     Attributes:
+        model: a module, or a file.
         ring, calibration, held_out: ``images`` and others of `measure`.
         img_size: None for the model's own size.
     """
 
-    model: nn.Module | Exported
+    model: Any
     ring: Sequence[Tensor]
     calibration: Tensor | None = None
     held_out: Sequence[tuple[Tensor, Any]] = ()
@@ -648,7 +649,7 @@ def _rows(
     sized, rows = any(entry.sized is not own for entry in entries), []
     for entry in sorted(kept, key=lambda entry: names.index(entry.name)):
         place, base, images = (DENSE, entry.on, entry.part), baseline[entry.part], entry.sized.ring[0]
-        facts = {"img_size": images.shape[-2]} if sized else {}
+        facts: dict[str, Any] = {"img_size": images.shape[-2]} if sized else {}
         facts |= _facts(entry, base, images, len(times[base.key]))
         # a file may use an engine without dense entries
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
