@@ -210,10 +210,21 @@ def test_a_convolutional_model_takes_any_size() -> None:
     assert input_size_of(found.model) == (3, 96, 96)
 
 
-def test_the_mode_of_a_model_stays() -> None:
-    model = HOSTS["vit"]().train()
-    assert at_size(model, 32).training
-    assert at_size(model.eval(), 32).training is False
+def test_the_mode_of_a_model_and_its_statistics_stay() -> None:
+    model = timm.create_model("test_resnet").train()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    found = at_size(model, 96)
+    assert found.training
+    assert all(torch.equal(value, before[name]) for name, value in found.named_buffers())
+    assert at_size(model.eval(), 96).training is False
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_siglip", "torchvision_vit", "open_clip", "vit"])
+def test_dtype_and_frozen_tables_stay(name: str) -> None:
+    model = HOSTS[name]().bfloat16().requires_grad_(False)
+    found = at_size(model, 32)
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
+    assert not any(parameter.requires_grad for parameter in found.parameters())
 
 
 @pytest.mark.parametrize(("size", "said"), [(200, "take 192 or 208"), (207, "take 192 or 208"), (8, "take 16$")])
@@ -243,6 +254,47 @@ def test_of_a_reduced_model_the_dense_one_is_resized() -> None:
     assert vitrim.get_reduction(model) is reduction
 
 
-def test_a_model_of_a_users_own_says_what_it_needs() -> None:
-    with pytest.raises(VitrimError, match="Sequential"):
+class Own(nn.Module):
+    """A model of a user's, of which only one part follows ``set_input_size``, or all do."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.image_size, self.whole = 24, whole
+        self.patches, self.head = nn.Conv2d(3, 4, 4, 4), nn.Linear(4, 2)
+        self.positions = nn.Parameter(torch.zeros(1, 4, 6, 6))
+
+    def set_input_size(self, size: tuple[int, int]) -> None:
+        self.image_size = size[0]
+        if self.whole:
+            table = nn.functional.interpolate(self.positions, (size[0] // 4, size[1] // 4))
+            self.positions = nn.Parameter(table.detach())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head((self.patches(images) + self.positions).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_a_model_of_a_users_own_needs_set_input_size() -> None:
+    assert at_size(Own(whole=True), 32).positions.shape == (1, 4, 8, 8)
+    with pytest.raises(UnsupportedModelError, match="Own cannot be given images of 32 px: The size of tensor a"):
+        at_size(Own(whole=False), 32)
+    with pytest.raises(VitrimError, match="Sequential does not say what images it takes"):
         at_size(nn.Sequential(nn.Conv2d(3, 4, 4)), 32)
+
+
+@pytest.mark.parametrize("name", ["segmenter:test_vit", "vitdet:test_vit"])
+def test_a_dense_model_is_resized_by_its_backbone(name: str) -> None:
+    model = vitrim.create_model(name, options={"img_size": 32, "depth": 2, "num_classes": 3})
+    found = at_size(model, 48)
+    assert (input_size_of(found), input_size_of(model)) == ((3, 48, 48), (3, 32, 32))
+
+
+def test_the_patches_of_a_tower_count_for_two() -> None:
+    open_clip = pytest.importorskip("open_clip")
+    vision = open_clip.CLIPVisionCfg(image_size=24, layers=1, width=64, patch_size=8)
+    text = open_clip.CLIPTextCfg(context_length=8, vocab_size=50, width=16, heads=2, layers=1)
+    model = open_clip.CLIP(8, vision, text)
+    model.visual.preprocess_cfg = {"size": 24, "mode": "RGB", "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    with pytest.raises(
+        VitrimError, match="images of 36 px are no whole patches of 8 px, which CLIP has: take 32 or 40"
+    ):
+        at_size(model, 36)

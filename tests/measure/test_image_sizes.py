@@ -86,6 +86,11 @@ def test_rows_without_other_sizes_say_none(source: Path) -> None:
     assert "img_size" not in rows[0]
 
 
+def test_images_of_every_size_are_in_the_dtype_of_the_model(source: Path) -> None:
+    rows = vitrim.evaluate(ScoredModel(model(), dtype="bf16", img_sizes=[24]), None, str(source)).rows
+    assert [row["img_size"] for row in rows] == [32, 24]
+
+
 def test_a_reduced_model_is_scored_by_its_method_at_every_size(source: Path) -> None:
     host = model()
     reduction = vitrim.reduce_(host, "tome:r=1")

@@ -289,7 +289,11 @@ class Library:
     def take_resampled(self, model: nn.Module, like: nn.Module | None = None) -> None:
         """Replace the tables of ``model`` by those `resampled` for the layout of ``like``, by default its own."""
         weights = model.state_dict()
-        for name, table in self.resampled(like or model, weights).items():
+        finer = {  # half precision would round twice, and is not there for all of torch's resampling
+            name: value.to(torch.promote_types(value.dtype, torch.float32)) if self.are_positions(name) else value
+            for name, value in weights.items()
+        }
+        for name, table in self.resampled(like or model, finer).items():
             old = weights[name]
             if table.shape != old.shape:
                 place, _, last = name.rpartition(".")
