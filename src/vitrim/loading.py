@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+
+from pydantic import Field
 
 from vitrim.checked import Refined, Seed, Stored, checked, one_line_of
 from vitrim.errors import VitrimError, check_installed, check_known, first_line, unknown
@@ -338,9 +340,10 @@ def torchvision_model(name: str, pretrained: bool, options: ModelOptions) -> nn.
         model = models.get_model(name, weights=weights if pretrained else None, **options)
     transform = weights.transforms()
     side = getattr(model, "image_size", None)
-    if side is not None and transform.crop_size != [side]:  # keep the crop ratio at a different size
-        scale = side / transform.crop_size[0]
-        transform = weights.transforms(crop_size=side, resize_size=round(transform.resize_size[0] * scale))
+    if side is not None and transform.crop_size != [side]:
+        from vitrim.hosts.torchvision.library import transform_at
+
+        transform = transform_at(transform, side)
     model.eval_transform = transform
     model.class_names = weights.meta.get("categories") if pretrained else None
     return model  # type: ignore[no-any-return]
@@ -585,6 +588,9 @@ class ModelSpec(Refined):
         model: a module, a name, or an exported file.
         pretrained, checkpoint, options: as of `create_model`; only with a name.
         seed: of random weights of a named model; None: torch's generator.
+        img_sizes: sides of square images in pixels, at which the model is measured beside its own: its positions are
+            resampled as its library does, and its images resized by its own transform. Read by `vitrim.bench`,
+            `vitrim.evaluate`, `vitrim.compare` and `vitrim.profile`.
 
     Raises:
         VitrimError: an argument of a wrong type.
@@ -595,6 +601,7 @@ class ModelSpec(Refined):
     checkpoint: str | Path | None = None
     options: Mapping[str, Any] | None = None
     seed: Seed | None = None
+    img_sizes: Sequence[Annotated[int, Field(ge=1, le=PIXELS)]] = ()
 
     @classmethod
     def each(cls, models: Any) -> list[Self]:
@@ -623,6 +630,11 @@ class ModelSpec(Refined):
     def named(self) -> bool:
         return isinstance(self.model, str)
 
+    def load_sizes(self, device: str | torch.device | None = None) -> tuple[Loaded, list[Loaded]]:
+        """`load`, and the same model at the `img_sizes`, for functions that read those."""
+        loaded = replace(self, img_sizes=()).load(device)
+        return loaded, loaded.at_sizes(self.img_sizes)
+
     def load(self, device: str | torch.device | None = None) -> Loaded:
         """Create a named model; a module is used unchanged, without the wrapper of `torch.compile`.
 
@@ -634,7 +646,7 @@ class ModelSpec(Refined):
             device: of a created model; overrides that of the description.
 
         Raises:
-            VitrimError: as `create_model`, or a module with arguments to create one.
+            VitrimError: as `create_model`, a module with arguments to create one, or `img_sizes`.
 
         Example:
             >>> ModelSpec("test_vit", options={"num_classes": 3}).load().weights
@@ -648,6 +660,8 @@ class ModelSpec(Refined):
 
         from vitrim.core.registry import ask, taking_images
 
+        if self.img_sizes:
+            raise VitrimError("img_sizes are for bench, evaluate, compare and profile: this takes a model of one size")
         if self.named:
             how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint}
             with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
@@ -715,6 +729,7 @@ class Loaded:
         weights: "random", "pretrained", "reference", a file or folder, or "given".
         options: keyword arguments of the library's model.
         learned: as of `learned_reduction`.
+        img_size: of `at_size`; None: the model's own.
     """
 
     model: nn.Module
@@ -722,6 +737,7 @@ class Loaded:
     weights: str
     options: ModelOptions
     learned: Path | None
+    img_size: int | None = None
 
     @cached_property
     def library(self) -> Library:
@@ -749,6 +765,33 @@ class Loaded:
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of its images."""
         return self.library.preprocessing(self.model)
+
+    def at_size(self, size: int) -> Loaded:
+        """The same, dense, for square images of ``size`` pixels: see `vitrim.core.image_size.at_size`.
+
+        Example:
+            >>> ModelSpec("test_vit").load().at_size(128).preprocessing.size
+            (128, 128)
+        """
+        from vitrim.core.image_size import at_size
+
+        return replace(self, model=at_size(self.model, size), img_size=size)
+
+    def at_sizes(self, sizes: Sequence[int]) -> list[Loaded]:
+        """`at_size` for each of ``sizes`` but the model's own.
+
+        Example:
+            >>> [other.img_size for other in ModelSpec("test_vit").load().at_sizes([128, 160, 96, 128])]
+            [128, 96]
+        """
+        return [self.at_size(size) for size in dict.fromkeys(sizes) if size != self.side]
+
+    @property
+    def side(self) -> int:
+        """The height of its images in pixels; `VitrimError` if it does not say."""
+        from vitrim.core.registry import input_size_of
+
+        return input_size_of(self.model)[1]
 
     @property
     def embedding_name(self) -> str:

@@ -14,6 +14,18 @@ from typing import Any
 from vitrim.files import csv_text, json_text, write_text
 
 DENSE = "dense"
+
+
+def at_px(name: str, size: int | None) -> str:
+    """The name of a row, or of a model, at another image size.
+
+    Example:
+        >>> at_px("tome:r=8", 208), at_px("dense", None)
+        ('tome:r=8 at 208 px', 'dense')
+    """
+    return name if size is None else f"{name} at {size} px"
+
+
 """The method in rows of the unreduced model."""
 WIDTH = 120
 """Columns of text without a terminal: in a pipe, a file or a string."""

@@ -115,21 +115,22 @@ def test_record_of_every_setting(tmp_path):
 def test_batch_sizes(monkeypatch, arguments, sizes):
     seen = []
 
-    def fake(model, methods, ring, **_):
-        (images,) = ring
+    def fake(sized, methods, **_):
+        ((images,),) = (one.ring for one in sized)
         seen.append(len(images))
         return [made_up()]
 
-    monkeypatch.setattr(profiling, "measure", fake)
+    monkeypatch.setattr(profiling, "measure_sizes", fake)
     run("-m", "none", *arguments)
     assert seen == sizes
 
 
 def test_measure_gets_what_was_asked_for(monkeypatch):
     seen = []
-    monkeypatch.setattr(profiling, "measure", lambda *args, **kwargs: seen.append((args, kwargs)) or [made_up()])
+    monkeypatch.setattr(profiling, "measure_sizes", lambda *args, **kwargs: seen.append((args, kwargs)) or [made_up()])
     run("-m", "tome:r=1", "-m", "none", "--dtype=bf16", "-b2", "--compile", "--repeats=1500", "--min-seconds=7")
-    [((host, methods, (images,)), options)] = seen
+    [(((sized,), methods), options)] = seen
+    host, (images,) = sized.model, sized.ring
     assert list(methods) == ["tome:r=1", "none"]
     assert {parameter.dtype for parameter in host.parameters()} == {images.dtype} == {torch.float32}
     assert images.shape == (2, 3, 32, 32)
@@ -160,7 +161,7 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
     ],
 )
 def test_bad_input_is_found_before_anything_is_timed(monkeypatch, arguments, message):
-    monkeypatch.setattr(profiling, "measure", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr(profiling, "measure_sizes", lambda *_, **__: pytest.fail("timed"))
     with pytest.raises(VitrimError, match=message) as error:
         run(*arguments)
     assert "\n" not in str(error.value)
@@ -168,14 +169,14 @@ def test_bad_input_is_found_before_anything_is_timed(monkeypatch, arguments, mes
 
 @pytest.mark.parametrize("to_file", [True, False])
 def test_settings_finished_before_a_failure_are_kept(monkeypatch, tmp_path, to_file):
-    real = measure
+    real = profiling.measure_sizes
 
-    def fails_at_four(model, methods, ring, **options):
-        if len(ring[0]) == 4:
+    def fails_at_four(sized, methods, **options):
+        if len(sized[0].ring[0]) == 4:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nlong story")
-        return real(model, methods, ring, **options)
+        return real(sized, methods, **options)
 
-    monkeypatch.setattr(profiling, "measure", fails_at_four)
+    monkeypatch.setattr(profiling, "measure_sizes", fails_at_four)
     target = str(tmp_path / "bench.json") if to_file else "-"
     result = CliRunner().invoke(app, ["bench", *MODEL, *QUICK, "-m", "tome:r=1", "-b", "2,4,6", "--json", target])
     assert isinstance(result.exception, VitrimError)
@@ -197,11 +198,11 @@ def test_real_images(tmp_path, monkeypatch):
         Image.new("RGB", (40, 50), (80 * number, 0, 0)).save(folder / f"{number}.png")
     seen = []
 
-    def fake(model, methods, images, **_):
-        seen.append(images)
+    def fake(sized, methods, **_):
+        seen.append(sized[0].ring)
         return [made_up()]
 
-    monkeypatch.setattr(profiling, "measure", fake)
+    monkeypatch.setattr(profiling, "measure_sizes", fake)
     text = run("-m", "atm", "--images", str(tmp_path), "-b", "1,3")
     assert [[images.shape for images in ring] for ring in seen] == [[(1, 3, 32, 32)] * 3, [(3, 3, 32, 32)]]
     for ring in seen:  # every image once
@@ -215,7 +216,7 @@ def test_real_images(tmp_path, monkeypatch):
 
 
 def test_parameters_that_nobody_learned_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
+    monkeypatch.setattr(profiling, "measure_sizes", lambda *_, **__: [made_up()])
     (tmp_path / "class").mkdir()
     Image.new("RGB", (40, 50)).save(tmp_path / "class" / "0.png")
     target, note = tmp_path / "record.json", "counts depend on parameters of its own, and those are random here"
@@ -434,7 +435,7 @@ def test_advice_names_the_engine_and_what_reducing_adds_to_the_fastest_dense_mod
 
 
 def test_methods_without_a_fixed_graph_are_not_timed_on_engines_of_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
+    monkeypatch.setattr(profiling, "measure_sizes", lambda *_, **__: [made_up()])
     (tmp_path / "class").mkdir()
     for number in range(2):
         Image.new("RGB", (40, 50)).save(tmp_path / "class" / f"{number}.png")
@@ -452,7 +453,7 @@ def test_table_and_verdict_are_printed(monkeypatch):
     ]
     setting = ("model", "batch_size")
     bare = [Row(row.method, {key: row[key] for key in row if key not in setting}) for row in rows]
-    monkeypatch.setattr(profiling, "measure", lambda *_, **__: bare)
+    monkeypatch.setattr(profiling, "measure_sizes", lambda *_, **__: bare)
     text = run("-m", "none", "-b8")
     heading = "vit_tiny_patch16_224, batch 8, fp32; dense is fused attention (unfused: 12.00 ms); rounds: 10"
     assert heading in text

@@ -44,14 +44,14 @@ def test_record_table_and_picture(run: Run) -> None:
 
 
 def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = timing.measure
+    real = timing.measure_sizes
 
-    def fails_at_two(model, methods, ring, **options):  # type: ignore[no-untyped-def]
-        if len(ring[0]) == 2:
+    def fails_at_two(sized, methods, **options):  # type: ignore[no-untyped-def]
+        if len(sized[0].ring[0]) == 2:
             raise MemoryError
-        return real(model, methods, ring, **options)
+        return real(sized, methods, **options)
 
-    monkeypatch.setattr(timing, "measure", fails_at_two)
+    monkeypatch.setattr(timing, "measure_sizes", fails_at_two)
     code, out, err = run("-m", "tome:r=2", *DATA, "--at", "1,2", "--json", "-")
     assert (code, err.splitlines()[-1]) == (
         2,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Machine, MethodsBesideDense, Model, RunOn, Setup
+from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Machine, MethodsBesideDense, Model, RunOn, Setup, Sizes
 from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 from vitrim.progress import progress
@@ -55,6 +55,7 @@ class TimingOptions(Setup):
 def bench(
     *,
     model: Model,
+    sizes: Sizes,
     method: MethodsBesideDense = None,
     batch_size: Annotated[
         list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
@@ -78,7 +79,7 @@ def bench(
     """
     if compiled and timing.engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
-    counts = sizes(batch_size, "--batch-size")
+    counts = numbers(batch_size, "--batch-size")
     given_model = files.model(model.name)
     out = output.console()
     found: list[SpeedReport] = []
@@ -101,7 +102,7 @@ def bench(
                 style.check(figure)
             machine.start()
             report = time_(
-                model.spec(given_model, "PlacedModel", device=machine.device),
+                model.spec(given_model, "PlacedModel", device=machine.device, img_sizes=sizes.given),
                 files.beside(method),
                 run_on.inputs(),
                 **given,
@@ -125,6 +126,6 @@ def words(texts: Sequence[str] | None, what: str) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def sizes(texts: Sequence[str] | None, what: str) -> list[int | str]:
+def numbers(texts: Sequence[str] | None, what: str) -> list[int | str]:
     """The values of ``["1", "8,32"]``, as numbers where possible."""
     return [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(texts, what)]

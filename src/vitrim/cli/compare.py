@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli.bench import TimingOptions
-from vitrim.cli.bench import sizes as sizes_of
-from vitrim.cli.options import Data, Files, Machine, MethodsBesideDense, Model, Scoring
+from vitrim.cli.bench import TimingOptions, numbers
+from vitrim.cli.options import Data, Files, Machine, MethodsBesideDense, Model, Scoring, Sizes
 from vitrim.cli.output import Output
 from vitrim.progress import progress
 from vitrim.report import show
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 def compare(
     *,
     model: Model,
+    sizes: Sizes,
     data: Data,
     method: MethodsBesideDense = None,
     files: Files,
@@ -40,7 +40,7 @@ def compare(
     The output ends with a verdict per method. Accuracy is on all images, time on some of them, dense and reduced in
     turn.
     """
-    sizes = sizes_of(at, "--at")
+    batches = numbers(at, "--at")
     found: list[Comparison] = []
 
     def on_report(report: Comparison) -> None:
@@ -53,12 +53,12 @@ def compare(
             from vitrim import style
             from vitrim.measure.compare import compare as measure
 
-            given = timing.arguments() | ({"at": sizes} if sizes else {})
+            given = timing.arguments() | ({"at": batches} if batches else {})
             if figure is not None:
                 style.check(figure)
             machine.start()
             measure(
-                model.spec(model.name, "PlacedModel", device=machine.device),
+                model.spec(model.name, "PlacedModel", device=machine.device, img_sizes=sizes.given),
                 files.beside(method),
                 scoring.read(data),
                 **given,

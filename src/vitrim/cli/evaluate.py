@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli.options import Data, Dtype, Files, Machine, MethodsBesideDense, Model, Scoring, Setup
+from vitrim.cli.options import Data, Dtype, Files, Machine, MethodsBesideDense, Model, Scoring, Setup, Sizes
 from vitrim.cli.output import Output
 from vitrim.progress import is_first_process, progress
 
@@ -35,6 +35,7 @@ class Evaluating(Setup):
 def evaluate(
     *,
     model: Model,
+    sizes: Sizes,
     data: Data,
     methods: MethodsBesideDense = None,
     files: Files,
@@ -58,7 +59,13 @@ def evaluate(
 
             machine.start()
             report = evaluation.evaluate(
-                model.spec(files.model(model.name), "ScoredModel", device=machine.device, dtype=how.dtype),
+                model.spec(
+                    files.model(model.name),
+                    "ScoredModel",
+                    device=machine.device,
+                    dtype=how.dtype,
+                    img_sizes=sizes.given,
+                ),
                 files.beside(methods),
                 scoring.read(data),
                 out=ScoredResults(how.out, how.resume, decisions=how.decisions, predictions=how.predictions),

@@ -158,6 +158,23 @@ class Model(Weights):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sizes(Setup):
+    panel = MODEL
+
+    img_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PIXELS",
+            help="also at other image sizes, e.g. 176,208",
+        ),
+    ] = None
+
+    @property
+    def given(self) -> list[int]:
+        return whole_numbers(self.img_size, "--img-size takes whole numbers with commas, e.g. 176,208", least=1) or []
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reading(Setup):
     panel = IMAGES
 

@@ -14,6 +14,7 @@ from vitrim.cli.options import (
     Images,
     MethodsBesideDense,
     Prompting,
+    Sizes,
     Weights,
 )
 from vitrim.cli.output import Output
@@ -23,6 +24,7 @@ from vitrim.progress import progress
 def profile(
     *,
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")],
+    sizes: Sizes,
     methods: MethodsBesideDense = None,
     convention: Annotated[
         str, typer.Option(help="parts in the total: all (as MCTF counts), no-attention (most of ViTTM), no-norm (ATM)")
@@ -48,7 +50,7 @@ def profile(
 
         compute.start()
         report = count(
-            weights.spec(models),
+            weights.spec(models, img_sizes=sizes.given),
             methods,
             convention=convention,  # type: ignore[arg-type]
             batch_size=batch_size,

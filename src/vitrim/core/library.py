@@ -279,9 +279,26 @@ class Library:
         how = self.preprocessing(model)
         return None if how.size is None else (how.channels, *how.size)
 
-    def resized(self, model: nn.Module, size: int) -> nn.Module | None:
-        """A copy of ``model`` for square images of ``size`` pixels; None if its library cannot make one."""
-        return None
+    def set_size(self, model: nn.Module, size: int) -> None:
+        """Make ``model`` take square images of ``size`` pixels, in place, with its positions resampled.
+
+        See `vitrim.core.image_size.at_size`. Functions of libraries raise errors of many kinds for models that cannot.
+        """
+        raise UnsupportedModelError(f"{self.name or 'its library'} has no way to do so")
+
+    def take_resampled(self, model: nn.Module, like: nn.Module | None = None) -> None:
+        """Replace the tables of ``model`` by those `resampled` for the layout of ``like``, by default its own."""
+        weights = model.state_dict()
+        finer = {  # half precision would round twice, and is not there for all of torch's resampling
+            name: value.to(torch.promote_types(value.dtype, torch.float32)) if self.are_positions(name) else value
+            for name, value in weights.items()
+        }
+        for name, table in self.resampled(like or model, finer).items():
+            old = weights[name]
+            if table.shape != old.shape:
+                place, _, last = name.rpartition(".")
+                module = model.get_submodule(place)
+                setattr(module, last, nn.Parameter(table.to(old), getattr(module, last).requires_grad))
 
     def inputs_of(self, model: nn.Module, images: Tensor) -> dict[str, Any] | None:
         """The inputs of ``model`` by name, for ``images`` (B, C, H, W) as `preprocessing` makes them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,6 +99,16 @@ def geometry_of(model: nn.Module) -> Geometry:
     if preprocessing.channels == 1:
         mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
     return Geometry(preprocessing.size, mean, std)
+
+
+@dataclass(frozen=True)
+class AtSizes:
+    """An image at several sizes: each transform's (C, H, W), by its side in pixels; None for the model's own size."""
+
+    transforms: Mapping[int | None, Transform]
+
+    def __call__(self, image: Image.Image) -> dict[int | None, Tensor]:
+        return {size: transform(image) for size, transform in self.transforms.items()}
 
 
 @dataclass(frozen=True)

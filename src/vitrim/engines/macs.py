@@ -364,6 +364,7 @@ class Profile:
         unused_params: parameters of the authors' code that are never used; published counts include them.
         prefill: the MACs of a `Prefill` by part of the model.
         select: selector of image tokens, also part of ``method``; None without one.
+        img_size: side of the images in pixels; None if the model was counted at its own size only.
     """
 
     model: str
@@ -374,6 +375,7 @@ class Profile:
     unused_params: int = 0
     prefill: PrefillCost | None = None
     select: str | None = None
+    img_size: int | None = None
 
 
 def profile_of(

@@ -34,7 +34,7 @@ from vitrim.engines.macs import count_macs
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
 from vitrim.engines.runnable import Module, Runnable, outputs
 from vitrim.errors import VitrimError, one_line_errors
-from vitrim.loading import PlacedModel
+from vitrim.loading import Loaded, PlacedModel
 from vitrim.measure.in_files import AnyModel, MethodsAndFiles, file_words, load, parted, place_of
 from vitrim.measure.inputs import DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
@@ -48,10 +48,10 @@ from vitrim.measure.latency import (
     time_interleaved,
     watched_machine,
 )
-from vitrim.measure.records import Row
+from vitrim.measure.records import Row, images_at
 from vitrim.measure.speed_report import SpeedReport, engine_of
 from vitrim.measure.stopwatch import Stopwatch
-from vitrim.report import DENSE
+from vitrim.report import DENSE, at_px
 from vitrim.tasks import tasks
 
 SCORED = 256
@@ -139,7 +139,7 @@ def bench(
     names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
     engines, lacking = ([], []) if file is not None else engines_named(names, precisions, place)
     with seeded_draws(place, seed), ExitStack() as kept:
-        loaded = load(spec, place, given)
+        loaded, others = load(spec, place, given)
         if file is not None:
             host, configs, learned = loaded.model, dict[str, MethodConfig](), None
         else:
@@ -149,12 +149,13 @@ def bench(
             if not given and not beside:
                 check_alone(own.model)
             host, configs = _contestants(own.model, given, prompt, source)
-            check_methods(host, configs, engines, sizes, learned, on_random=source.source is None)
-        dataset = open_images(host, source)
+            for one in (host, *(other.model for other in others)):
+                check_methods(one, configs, engines, sizes, learned, on_random=source.source is None)
+        dataset = open_images(host, source, others=others)
         if dataset is not None and source.limit is not None:
             dataset = dataset.part(spread(len(dataset), source.limit).tolist())
         check_enough(dataset, max(sizes))
-        speeds = Speeds(host, configs, dataset, engines, budget, seed, learned, beside, scored=True)
+        speeds = Speeds(host, configs, dataset, engines, budget, seed, learned, beside, scored=True, others=others)
         shown = None if dataset is None else source.name(dataset)
         untrained = untrained_counts(host, configs.values(), learned)
         computed = ",".join(dict.fromkeys(one.precision for one in (engines if file is None else [file])))
@@ -225,6 +226,7 @@ class Speeds:
         methods, engines, budget, learned, files: see `measure`.
         dataset: with the model's transform; None for random images.
         scored: compare dense models with fp32 on ``dataset``.
+        others: the model at other sizes, whose images an item of ``dataset`` has, too.
     """
 
     model: nn.Module | Exported
@@ -236,6 +238,7 @@ class Speeds:
     learned: Path | None
     files: Mapping[str, Exported]
     scored: bool = False
+    others: Sequence[Loaded] = ()
 
     def at(self, sizes: Sequence[int], on_progress: Tell | None = None) -> Iterator[list[Row]]:
         """Yield the rows of `measure` for every batch size, with a column for the size.
@@ -250,29 +253,52 @@ class Speeds:
             yield [Row(row.method, {"batch_size": size, **row}) for row in rows]
 
     def _at(self, size: int, tell: Tell) -> list[Row]:
-        calibration, held_out = None, None
-        if self.dataset is None:
-            ring = [random_images(self.model, size, self.seed)]
-        else:
+        ring, calibration, held_out = list[Any](), None, None
+        if self.dataset is not None:
             many = size if adaptive_one(self.methods) is None else max(RING, size)
-            ring = [images for images, _ in batches(self.dataset, size, limit=many) if len(images) == size]
+            every = batches(self.dataset, size, limit=many)
+            ring = [images for images, labels in every if len(images_at(images, None)) == size]
             if len(self.engines) > 1 or any(engine.precision != "fp32" for engine in self.engines):
                 calibration, held_out = _parted_images(self.dataset, size)
         device = "cpu" if isinstance(self.model, Exported) else next(self.model.parameters()).device
-        return measure(
-            self.model, self.methods, [images.to(device) for images in ring],
-            engines=self.engines, budget=self.budget, learned=self.learned, files=self.files, calibration=calibration,
-            held_out=held_out if self.scored else None, on_progress=tell,
+        sized = [
+            Sized(
+                model, [images_at(images, at).to(device) for images in ring or [random_images(model, size, self.seed)]],
+                None if calibration is None else torch.cat([images_at(images, at) for images in calibration]),
+                [(images_at(images, at), labels) for images, labels in held_out or () if self.scored], at,
+            )
+            for at, model in [(None, self.model), *((one.img_size, one.model) for one in self.others)]
+        ]  # fmt: skip
+        return measure_sizes(
+            sized, self.methods, engines=self.engines, budget=self.budget, learned=self.learned, files=self.files,
+            tell=tell,
         )  # fmt: skip
 
 
-def _parted_images(dataset: ImageDataset, size: int) -> tuple[Tensor, list[tuple[Tensor, Any]]]:
-    """At most a third of the images for calibration, and batches of the others for the comparison."""
+@dataclass(frozen=True)
+class Sized:
+    """A dense model at one image size, and the images for it.
+
+    Attributes:
+        model: a module, or a file.
+        ring, calibration, held_out: ``images`` and others of `measure`.
+        img_size: None for the model's own size.
+    """
+
+    model: Any
+    ring: Sequence[Tensor]
+    calibration: Tensor | None = None
+    held_out: Sequence[tuple[Tensor, Any]] = ()
+    img_size: int | None = None
+
+
+def _parted_images(dataset: ImageDataset, size: int) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """Batches of at most a third of the images for calibration, and of the others for the comparison."""
     places = spread(len(dataset), SCORED + CALIBRATED)
     chosen = calibrating(places, min(CALIBRATED, -(-len(places) // 3)))
     others = np.setdiff1d(places, chosen)
     held_out = list(batches(Subset(dataset, others[: len(others) // size * size].tolist()), size))
-    return torch.cat([images for images, _ in batches(Subset(dataset, chosen.tolist()), max(size, 16))]), held_out
+    return [images for images, _ in batches(Subset(dataset, chosen.tolist()), max(size, 16))], held_out
 
 
 def _tell(tell: Tell, which: str, text: str) -> None:
@@ -396,20 +422,40 @@ def measure(
         >>> [(row["method"], row["engine"]) for row in rows]
         [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
-    ring, tell = [images] if isinstance(images, Tensor) else list(images), on_progress or _silent
+    ring = [images] if isinstance(images, Tensor) else list(images)
+    sized = Sized(model, ring, calibration, held_out or ())
+    return measure_sizes(
+        [sized], methods, engines=engines, budget=budget or Budget(), learned=learned, files=files or {},
+        tell=on_progress or _silent,
+    )  # fmt: skip
+
+
+def measure_sizes(
+    sized: Sequence[Sized],
+    methods: Mapping[str, MethodConfig],
+    *,
+    engines: Sequence[str | Engine],
+    budget: Budget,
+    learned: Path | None,
+    files: Mapping[str, Exported],
+    tell: Tell,
+) -> list[Row]:
+    """`measure` of a model at several image sizes, its own first, in the same rounds."""
+    own = sized[0]
+    model, ring = own.model, own.ring
     device, size, chosen = ring[0].device, len(ring[0]), list[Engine]()
-    entries = list(_file_entries(files or {}, model))
+    entries = list(_file_entries(files, model, sized))
     if isinstance(model, Exported):
-        entries = [*_file_entries({DENSE: model}, model), *entries]
+        entries = [*_file_entries({DENSE: model}, model, sized), *entries]
     else:
-        own = next(model.parameters()).dtype
-        precision = next(name for name, dtype in PRECISIONS.items() if dtype == own)
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == next(model.parameters()).dtype)
         chosen, _ = engines_named(listed(engines), [precision], device)
         check_engines(chosen, methods, model, size)
-        entries = [*_entries(model, methods, chosen, ring, learned), *entries]
+        entries = [*(entry for one in sized for entry in _entries(one, methods, chosen, learned, own)), *entries]
+    names = [at_px(name, one.img_size) for one in sized for name in (DENSE, *methods)]
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
-        _prepare(entries, ring, Path(folder), calibration, tell)
-        watched = _Watched(**vars(_whole_turns(budget or Budget(), len(ring))), tell=tell)
+        _prepare(entries, Path(folder), tell)
+        watched = _Watched(**vars(_whole_turns(budget, len(ring))), tell=tell)
         with torch.inference_mode():
             with ExitStack() as watching:
                 for entry in entries:
@@ -417,7 +463,7 @@ def measure(
                 calls = {entry.key: entry.call for entry in entries}
                 with watched_machine() as machine:
                     times = time_interleaved(calls, device, watched)
-            rows = _rows(entries, times, [DENSE, *methods, *(files or {})], ring[0], model, held_out, tell)
+            rows = _rows(entries, times, [*names, *files], own, tell)
         disturbed = machine[0].disturbance()
         return rows if disturbed is None else [Row(row.method, {**row, "disturbed": disturbed}) for row in rows]
 
@@ -431,17 +477,21 @@ def _whole_turns(budget: Budget, batches: int) -> Budget:
 
 
 def _entries(
-    model: nn.Module,
+    sized: Sized,
     methods: Mapping[str, MethodConfig],
     engines: Sequence[Engine],
-    ring: Sequence[Tensor],
     learned: Path | None,
+    own: Sized,
 ) -> Iterator[Entry]:
-    """Yield the dense model and its reductions, in parts, on every engine that can run them."""
-    front = ask(model).front(model)
+    """Yield the dense model and its reductions, in parts, on every engine that can run them.
+
+    Their promise compares with the model at its ``own`` size.
+    """
+    model, ring = sized.model, sized.ring
+    front = front_name(model)
     # how to get each separately timed part from a model; None if there is only one
     parts: dict[str | None, Callable[[nn.Module], nn.Module]]
-    parts = {None: lambda whole: whole} if front is None else {front[0]: Front, WHOLE: lambda whole: whole}
+    parts = {None: lambda whole: whole} if front is None else {front: Front, WHOLE: lambda whole: whole}
     for dtype in dict.fromkeys(engine.dtype for engine in engines):
         base = in_dtype(model, dtype)
         copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
@@ -451,37 +501,43 @@ def _entries(
             # count the copies that are timed: learned reducers are initialised randomly in every copy
             reduced = {name: take(copies[name, ""]) for name in methods}
             promised = macs_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
+            if sized is not own:
+                macs = [count_macs(take(in_dtype(one.model, dtype)), one.ring[0][:1].to(dtype)) for one in (own, sized)]
+                cheaper = macs[0].total / macs[1].total
+                promised = {DENSE: cheaper, **{name: cheaper * promise for name, promise in promised.items()}}
             for engine in engines:
                 for (name, kernel), copied in copies.items():
                     runs = name == DENSE or engine.obstacle(methods[name], len(ring[0])) is None
                     if engine.dtype == dtype and runs:
                         whole = take(copied)
                         make = partial(engine.prepare, whole)
-                        yield Entry(name, kernel, str(engine), part, whole, promised.get(name, 1.0), make)
+                        promise = promised.get(name, 1.0)
+                        yield Entry(at_px(name, sized.img_size), kernel, str(engine), part, whole, promise, make, sized)
 
 
-def _file_entries(files: Mapping[str, Exported], model: nn.Module | Exported) -> Iterator[Entry]:
+def _file_entries(
+    files: Mapping[str, Exported], model: nn.Module | Exported, sized: Sequence[Sized]
+) -> Iterator[Entry]:
     """Yield exported files, each on its own engine."""
-    whole: Any = model
-    part = None if ask(whole).front(whole) is None else WHOLE
+    part = None if front_name(model) is None else WHOLE
     for name, file in files.items():
         known = file.metadata
         # a file that is the baseline may be reduced itself
         base = model.metadata.get("gmacs") if isinstance(model, Exported) else known.get("dense_gmacs")
         promise = base / known["gmacs"] if base and known.get("gmacs") else 1.0
         on = engine_of({"engine": file.engine, "precision": file.precision})
-        yield Entry(name, "host" if name == DENSE else "", on, part, file, promise, lambda *_, file=file: file)
+        mine = next((one for one in sized if tuple(one.ring[0].shape[-2:]) == file.preprocessing.size), sized[0])
+        kernel = "host" if name == DENSE else ""
+        yield Entry(name, kernel, on, part, file, promise, lambda *_, file=file: file, mine)
 
 
-def _prepare(
-    entries: Sequence[Entry], ring: Sequence[Tensor], folder: Path, calibration: Tensor | None, tell: Tell
-) -> None:
+def _prepare(entries: Sequence[Entry], folder: Path, tell: Tell) -> None:
     """Compile or export every model; the precisions of one engine share the folder of a model."""
     models: dict[int, int] = {}
     for number, entry in enumerate(entries, 1):
         tell(f"making {entry.key} ready, {number} of {len(entries)}")
         place = folder / str(models.setdefault(id(entry.model), len(models)))
-        entry.prepare(ring, place, calibration)
+        entry.prepare(place)
 
 
 @dataclass(frozen=True)
@@ -506,6 +562,7 @@ class Entry:
         part: part of the model; None if the model is timed as one.
         promised: dense MACs over its MACs.
         make: makes the ``runnable`` from images, a folder and images to calibrate on; see `Engine.prepare`.
+        sized: the images for it.
         call: one forward of the images.
         seconds: duration of `prepare`.
         parts: timers of the parts of a `Prefill`.
@@ -518,6 +575,7 @@ class Entry:
     model: nn.Module | Exported
     promised: float
     make: Callable[[Tensor, Path, Tensor | None], Runnable]
+    sized: Sized
     runnable: Runnable = field(init=False)
     call: Callable[[], object] = field(init=False)
     seconds: float = field(init=False)
@@ -530,11 +588,11 @@ class Entry:
         on = "" if self.on == Eager.label else f" on {self.on}"
         return self.name + kernel + on + ("" if self.part is None else f" [{self.part}]")
 
-    def prepare(self, ring: Sequence[Tensor], folder: Path, calibration: Tensor | None) -> None:
-        """Compile or export the model for batches like those of ``ring``, with files in ``folder``."""
+    def prepare(self, folder: Path) -> None:
+        """Compile or export the model for batches like those it is timed on, with files in ``folder``."""
         folder.mkdir(exist_ok=True)
-        start = time.perf_counter()
-        self.runnable = self.make(ring[0], folder, calibration)
+        start, ring = time.perf_counter(), self.sized.ring
+        self.runnable = self.make(ring[0], folder, self.sized.calibration)
         with torch.inference_mode():
             self.call = in_turn(self.runnable.run, [self.runnable.given(images) for images in ring])
         self.seconds = time.perf_counter() - start
@@ -548,7 +606,7 @@ class Entry:
 
 def check_engines(engines: Sequence[Engine], methods: Mapping[str, MethodConfig], model: nn.Module, batch: int) -> None:
     """Refuse engines that cannot run this model, and methods that run on none of them, and suggest a remedy."""
-    part = (ask(model).front(model) or (None,))[0]
+    part = front_name(model)
     for engine in engines:
         if isinstance(model, Prefill) and not engine.runs_prompts:
             raise VitrimError(f"engine {engine.label} runs models of images, not prompts: time prefill on eager")
@@ -564,31 +622,35 @@ def _rows(
     entries: Sequence[Entry],
     times: Mapping[str, FloatArray],
     names: Sequence[str],
-    images: Tensor,
-    model: nn.Module | Exported,
-    held_out: Sequence[tuple[Tensor, Any]] | None,
+    own: Sized,
     tell: Tell,
 ) -> list[Row]:
-    """A row per method, engine and part; for the dense model on an engine, that of its faster kernel."""
+    """A row per method, engine and part; for the dense model on an engine, that of its faster kernel.
+
+    Dense models of every image size have a kernel; those of the ``own`` size are the baseline.
+    """
 
     def quickest(among: Iterable[Entry]) -> Entry:
         by_key = {entry.key: entry for entry in among}
         return by_key[fastest(times, by_key)]
 
-    kernels: dict[tuple[str, str | None], list[Entry]] = {}
+    kernels: dict[tuple[str, str, str | None], list[Entry]] = {}
     for entry in entries:
-        if entry.name == DENSE:
-            kernels.setdefault((entry.on, entry.part), []).append(entry)
+        if entry.kernel:
+            kernels.setdefault((entry.name, entry.on, entry.part), []).append(entry)
     dense = {place: quickest(every) for place, every in kernels.items()}
-    baseline = {part: quickest(one for one in dense.values() if one.part == part) for _, part in dense}
-    kept = [*dense.values(), *(entry for entry in entries if entry.name != DENSE)]
+    baseline = {
+        part: quickest(one for one in dense.values() if one.name == DENSE and one.part == part) for *_, part in dense
+    }
+    kept = [*dense.values(), *(entry for entry in entries if not entry.kernel)]
     exact = None
-    if held_out and None in baseline and isinstance(model, nn.Module):
-        exact = _exact(model, held_out)
-    rows = []
+    if own.held_out and None in baseline and isinstance(own.model, nn.Module):
+        exact = _exact(own.model, own.held_out)
+    sized, rows = any(entry.sized is not own for entry in entries), []
     for entry in sorted(kept, key=lambda entry: names.index(entry.name)):
-        place, base = (entry.on, entry.part), baseline[entry.part]
-        facts = _facts(entry, base, images, len(times[base.key]))
+        place, base, images = (DENSE, entry.on, entry.part), baseline[entry.part], entry.sized.ring[0]
+        facts: dict[str, Any] = {"img_size": images.shape[-2]} if sized else {}
+        facts |= _facts(entry, base, images, len(times[base.key]))
         # a file may use an engine without dense entries
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
         peak = entry.runnable.peak_mib(entry.runnable.given(images))
@@ -597,9 +659,9 @@ def _rows(
         own_dense = times[dense.get(place, base).key]
         numbers["engine_speedup"] = paired_speedup(own_dense, times[entry.key]).median
         numbers["prepare_seconds"] = entry.seconds
-        if exact is not None and held_out and entry.name == DENSE:
+        if exact is not None and entry.kernel:
             tell(f"comparing {entry.key} with fp32")
-            numbers |= _agreement(entry, held_out, exact)
+            numbers |= _agreement(entry, entry.sized.held_out, exact)
         rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
     return rows
 
@@ -689,5 +751,15 @@ def cost_varies(model: Any) -> bool:
         >>> cost_varies(nn.Linear(1, 1))
         False
     """
-    library = ask(model)
-    return library.front(model) is not None and tasks()[library.tasks(model)[0]].cost_varies
+    return front_name(model) is not None and tasks()[ask(model).tasks(model)[0]].cost_varies
+
+
+def front_name(model: Any) -> str | None:
+    """The part of ``model`` before its heads, which is timed by itself; None for a model that is timed as a whole.
+
+    Example:
+        >>> front_name(nn.Linear(1, 1)) is None
+        True
+    """
+    found = ask(model).front(model)
+    return None if found is None else found[0]

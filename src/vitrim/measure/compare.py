@@ -40,10 +40,10 @@ from vitrim.measure.evaluation import Opened, follow, open_models, paired_probes
 from vitrim.measure.in_files import MethodsAndFiles, check_alike, parted, place_of
 from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData
 from vitrim.measure.latency import Budget
-from vitrim.measure.records import Row, read
+from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task
-from vitrim.report import DENSE
+from vitrim.report import DENSE, at_px
 from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
@@ -116,23 +116,24 @@ def compare(
     place = place_of(spec)
     engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
     with seeded_draws(place, seed), warnings.catch_warnings():
-        loaded = spec.load(place)
+        loaded, others = spec.load_sizes(place)
         if not given and not beside:
             check_alone(loaded.model)
         configs = {config.describe(): config for config in fitting(loaded.model, given)}
         refuse_reduced(loaded.model)
-        check_methods(loaded.model, configs, engines, sizes)
+        for one in (loaded, *others):
+            check_methods(one.model, configs, engines, sizes)
         warnings.simplefilter("ignore", ReductionWarning)  # the check has issued it
         lower = [one for one in engines if one.precision != "fp32"]
-        task, dataset = open_task(loaded, images, embeddings=True)
-        _check_scored(loaded, task, beside, lower)
+        task, dataset = open_task(loaded, images, embeddings=True, others=others)
+        _check_scored(loaded, task, beside, lower, others)
         timed_on, facts = None if task.reads is not None else dataset, data_facts(images, task, dataset)
         check_enough(timed_on, max(sizes))
         opened = open_models(
             loaded, task, dataset, facts, list(configs.values()), list(beside.values()), device=place,
-            dtype=torch.float32,
+            dtype=torch.float32, others=others,
         )  # fmt: skip
-        scores = _scores(opened, configs, lower, images, seed, on_progress)
+        scores = _scores(opened, configs, lower, images, seed, on_progress, others)
         precisions = ",".join(dict.fromkeys(one.precision for one in engines))
         facts = {
             "environment": environment(device=str(place), dtype=precisions, seed=seed),
@@ -146,7 +147,7 @@ def compare(
         timed: list[list[Row]] = []
         report.fill(loaded.name, task, scores, timed)
         tell(report)
-        speeds = Speeds(loaded.model, configs, timed_on, engines, budget, seed, loaded.learned, beside)
+        speeds = Speeds(loaded.model, configs, timed_on, engines, budget, seed, loaded.learned, beside, others=others)
         for rows in speeds.at(sizes, on_progress):
             timed.append(rows)
             report.fill(loaded.name, task, scores, timed)
@@ -163,6 +164,7 @@ def on_engine(
     folder: Path,
     calibration: Tensor | None = None,
     learned: Path | None = None,
+    img_size: int | None = None,
 ) -> Contestant:
     """A model as an engine computes it, in its precision.
 
@@ -174,6 +176,7 @@ def on_engine(
         folder: for files; engines with the same folder and dtype share the files of a model.
         calibration: (N, C, H, W) for int8; None for ``images``.
         learned: folder of a saved reduction, whose parameters a method of that name loads.
+        img_size: of ``model``, if it is another than that of the images of a batch.
     """
     size = len(images) if method is None or engine.obstacle(method, len(images)) is None else 1
     copied = in_dtype(model, engine.dtype)
@@ -182,12 +185,15 @@ def on_engine(
     place = folder / str(engine.dtype)
     place.mkdir(parents=True, exist_ok=True)
     runnable = engine.prepare(copied, images[:size], place, calibration)
-    return Contestant(runnable, task, name=DENSE if method is None else method.describe())
+    name = at_px(DENSE if method is None else method.describe(), img_size)
+    return Contestant(runnable, task, name=name, img_size=img_size)
 
 
-def _check_scored(loaded: Loaded, task: Task, files: Mapping[str, Exported], lower: Sequence[Engine]) -> None:
+def _check_scored(
+    loaded: Loaded, task: Task, files: Mapping[str, Exported], lower: Sequence[Engine], others: Sequence[Loaded]
+) -> None:
     """Refuse files, and engines in lower precisions, that cannot be scored beside the model."""
-    check_alike(loaded, list(files.values()))
+    check_alike(loaded, list(files.values()), others)
     if (files or lower) and task.name not in SCORED_ON_ENGINES:
         what = "files are" if files else f"{lower[0].precision} is"
         raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
@@ -205,24 +211,32 @@ def _scores(
     images: ScoredData,
     seed: int,
     on_progress: Tell | None,
+    others: Sequence[Loaded],
 ) -> list[tuple[Row, Engine | None]]:
     """Rows in fp32, without an engine, and rows of the engines in lower precisions."""
     loaded, task, size = opened.loaded, opened.task, opened.data["batch_size"]
+    named: list[tuple[str, MethodConfig | None]] = [(DENSE, None), *methods.items()]
     progress = None if on_progress is None else lambda seen, count: on_progress(f"{seen} of {count} images")
     with (
         one_line_errors(f"batch {size}", kept=""),
         TemporaryDirectory() as folder,
         compilation(any(engine.compiled for engine in lower)),
     ):
-        on = [(engine, *each) for engine in lower for each in {DENSE: None, **methods}.items()]
+        every = [(at_px(name, one.img_size), config, one) for one in (loaded, *others) for name, config in named]
+        on = [(engine, *each) for engine in lower for each in every]
         on = [each for each in on if each[2] is None or each[0].obstacle(each[2], 1) is None]
         batches = read(opened.dataset, size, limit=images.limit, collate=task.collate)
-        first = next(batches).images if on else torch.empty(0)
+        first = next(batches) if on else None
         calibration = _calibration(opened, lower, images)
         ready = [
-            on_engine(loaded.model, config, engine, task, first, Path(folder) / name, calibration, loaded.learned)
-            for engine, name, config in on
-        ]
+            on_engine(
+                one.model, config, engine, task, first.at(one.img_size), Path(folder) / name,
+                None if calibration is None else torch.cat([few.at(one.img_size) for few in calibration]),
+                loaded.learned, one.img_size,
+            )
+            for engine, name, config, one in on
+            if first is not None
+        ]  # fmt: skip
         probes = [*standard_probes(task), *paired_probes(task)]
         measurement = Measurement([*opened.models, *ready], probes, task, seed=seed)
         follow(measurement, opened, images, progress)
@@ -238,13 +252,12 @@ def _scores(
     ]
 
 
-def _calibration(opened: Opened, lower: Sequence[Engine], images: ScoredData) -> Tensor | None:
-    """Images (N, C, H, W) for int8, spread over those that are scored; None without int8."""
+def _calibration(opened: Opened, lower: Sequence[Engine], images: ScoredData) -> list[Batch] | None:
+    """Images for int8, spread over those that are scored; None without int8."""
     if all(engine.precision != "int8" for engine in lower):
         return None
     chosen = calibrating(spread(len(opened.dataset), images.limit)).tolist()
-    few = read(Subset(opened.dataset, chosen), opened.data["batch_size"], collate=opened.task.collate)
-    return torch.cat([batch.images for batch in few])
+    return list(read(Subset(opened.dataset, chosen), opened.data["batch_size"], collate=opened.task.collate))
 
 
 def _of_other_batches(methods: Mapping[str, MethodConfig], lower: Sequence[Engine], size: int) -> list[str]:

@@ -20,8 +20,8 @@ PALE = "#999999"
 def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any:
     """A figure of loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
 
-    Dense models are stars; a line marks the time of the fastest. Lines join the settings of one method. Error bars are
-    quartiles of the speed-up, and standard errors of the loss.
+    Dense models are stars; a line marks the time of the fastest. Lines join the settings of one method, or, of several
+    image sizes, the sizes of one setting. Error bars are quartiles of the speed-up, and standard errors of the loss.
     """
     names = [named(row) for row in rows]
     shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}
@@ -30,7 +30,7 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
     figure, axes, across = _sheet(names, len(sizes), title)
     for place, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
         _stars(axis, [row for row in rows if row["method"] == DENSE], place)
-        _dots(axis, [row for row in rows if row["method"] != DENSE], place, shades, shapes)
+        _dots(axis, rows, place, shades, shapes)
         axis.set_title(f"batch {size}", fontsize=style.TITLE)
         axis.set_xlabel("ms per image", fontsize=style.TEXT)
         axis.set_ylabel(f"loss of {spelled(metric)}, points", fontsize=style.TEXT)
@@ -67,12 +67,15 @@ def _stars(axis: Any, dense: Sequence[Mapping[str, Any]], place: int) -> None:
 def _dots(
     axis: Any, rows: Sequence[Mapping[str, Any]], place: int, shades: Mapping[str, str], shapes: Mapping[str, str]
 ) -> None:
-    """Draw reduced models at one batch size, with error bars, and join the settings of a method."""
+    """Draw all but the stars at one batch size, with error bars, and join what belongs together."""
     points: dict[tuple[str, str | None, str], list[tuple[float, float]]] = {}
     for row in rows:
         name, speed, loss = named(row), row["speeds"][place], 100 * row["loss"]
         time = ms_per_image(speed)
-        points.setdefault((style.method_of(name), row["engine"], row["precision"]), []).append((time, loss))
+        joined = row["method"].partition(" at ")[0] if "img_size" in row else style.method_of(name)
+        points.setdefault((joined, row["engine"], row["precision"]), []).append((time, loss))
+        if row["method"] == DENSE:
+            continue
         # quartiles of the paired ratio, as time offsets from the median
         low, high = (time * (speed["speedup"] / speed[key] - 1) for key in ("speedup_q3", "speedup_q1"))
         axis.errorbar(
@@ -80,6 +83,6 @@ def _dots(
             yerr=None if row["loss_error"] is None else [100 * row["loss_error"]],
             color=shades[name], marker=shapes[name], markersize=6, linestyle="none", elinewidth=0.8, zorder=3,
         )  # fmt: skip
-    for (method, *_), own in points.items():
+    for (name, *_), own in points.items():
         if len(own) > 1:
-            axis.plot(*zip(*sorted(own), strict=True), color=style.colours([method])[method], linewidth=1.2)
+            axis.plot(*zip(*sorted(own), strict=True), color=style.colours([name])[name], linewidth=1.2)

@@ -23,7 +23,7 @@ from vitrim.engines.exported import Exported
 from vitrim.engines.macs import PARTS, count_parts
 from vitrim.engines.runnable import Runnable, outputs
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.report import DENSE
+from vitrim.report import DENSE, at_px
 from vitrim.tasks.base import Task
 
 TOO_MUCH = "asks for more than"
@@ -61,7 +61,8 @@ class Contestant:
             metadata. A ``watched`` module must be a private copy: it keeps hooks.
         reduction: handle of a reduced ``model``, made with ``record=True``; None for the dense model.
         watched: record features and, if ``model`` is a host, tokens.
-        name: in rows; by default the method.
+        name: in rows; by default the method, and the image size if it is not the own.
+        img_size: the size of images of a batch that it takes; None for the model's own.
 
     Attributes:
         like: a tensor with the device and dtype of the images.
@@ -79,10 +80,11 @@ class Contestant:
         *,
         watched: bool = False,
         name: str | None = None,
+        img_size: int | None = None,
     ) -> None:
         self.model: Any = model
-        self.task, self.reduction, self.watched = task, reduction, watched
-        self.name = name or (DENSE if reduction is None else reduction.config.describe())
+        self.task, self.reduction, self.watched, self.img_size = task, reduction, watched, img_size
+        self.name = name or at_px(DENSE if reduction is None else reduction.config.describe(), img_size)
         self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.sizes: set[tuple[int, int]] = set()
@@ -231,6 +233,7 @@ def contestants(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     learned: Path | None = None,
+    img_size: int | None = None,
 ) -> list[Contestant]:
     """The dense model and its reductions, in the order of ``methods``.
 
@@ -243,6 +246,7 @@ def contestants(
         dtype: dtype of the parameters; None for the model's.
         learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name load; other
             learned methods keep random parameters.
+        img_size: of ``model``, if it is another than that of the images of a batch.
 
     Raises:
         VitrimError: the model is reduced, or a method is unknown or does not fit the model.
@@ -257,5 +261,5 @@ def contestants(
             warnings.filterwarnings("ignore", f".* {TOO_MUCH} ", ReductionWarning)
             reduction = reduce_(candidate, config, record=True)
         take_learned(reduction, learned)
-        reduced.append(Contestant(candidate, task, reduction, watched=True))
-    return [Contestant(dense, task, watched=True), *reduced]
+        reduced.append(Contestant(candidate, task, reduction, watched=True, img_size=img_size))
+    return [Contestant(dense, task, watched=True, img_size=img_size), *reduced]

@@ -73,14 +73,14 @@ class Decisions:
 class DecisionsProbe(Gauge):
     """A gauge that records `Decisions`; it adds no columns to rows."""
 
-    def __init__(self, reduction: Reduction | None = None) -> None:
-        self.reduction = reduction
+    def __init__(self, reduction: Reduction | None = None, name: str = "") -> None:
+        self.reduction, self.name = reduction, name
         self.lists = Lists("ids", "source", "num_tokens")
         super().__init__({"record": self.lists})
 
     def start(self, contestant: Contestant) -> Gauge:
         """Start the record of one model; that of the dense model stays empty."""
-        return DecisionsProbe(contestant.reduction)
+        return DecisionsProbe(contestant.reduction, contestant.name)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         if self.reduction is not None:
@@ -93,7 +93,7 @@ class DecisionsProbe(Gauge):
             return None
         model, config = self.reduction.model, self.reduction.config
         order, num_prefix = found["ids"].argsort(), host_of(model).facts(model).num_prefix
-        header = {"method": config.describe(), "num_prefix": num_prefix, "soft": config.kind == "soft"}
+        header = {"method": self.name, "num_prefix": num_prefix, "soft": config.kind == "soft"}
         return Decisions(header, *(found[name][order].numpy() for name in ("ids", "source", "num_tokens")))
 
 

@@ -29,7 +29,7 @@ from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
-from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, file_words, load, parted, place_of
+from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, file_words, load, parted, place_of, size_of
 from vitrim.measure.inputs import EMBEDDING, ScoredData, task_name, untrained_methods
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
@@ -149,12 +149,12 @@ def evaluate(
     device, dtype = place_of(spec), _dtype_of(spec)
     processes = Processes.launched(str(device) if spec.named or spec.device is not None else None)
     with seeded_draws(device, seed):
-        loaded = load(spec, "cpu", configs)
-        check_alike(loaded, list(files.values()))
-        task, dataset, data = _task_and_images(loaded, images, results)
+        loaded, others = load(spec, "cpu", configs)
+        check_alike(loaded, list(files.values()), others)
+        task, dataset, data = _task_and_images(loaded, images, results, others)
         opened = open_models(
             loaded, task, dataset, data, configs, list(files.values()), device=processes.device or device,
-            dtype=dtype, learned=spec.learned, identified=results.path is not None,
+            dtype=dtype, learned=spec.learned, identified=results.path is not None, others=others,
         )  # fmt: skip
     measurement = Measurement(opened.models, _probes(opened, results), opened.task, processes=processes, seed=seed)
     name = str(measurement.dtype).removeprefix("torch.")
@@ -230,12 +230,14 @@ class Opened:
     def rows(self, measurement: Measurement, findings: Findings) -> list[Row]:
         """The rows of all models, with the share of MACs that each saves, and without what is not known."""
         unknown = {name for gauge in measurement.gauges[0] for name in gauge.against_dense if self.without_dense}
-        rows = []
+        rows, sized = [], any(one.img_size is not None for one in self.models)
         for one, row in zip(self.models, findings.rows, strict=False):
+            sizes = {"img_size": one.img_size or self.loaded.side} if sized else {}
             own = one.model.metadata.get("dense_gmacs") if isinstance(one.model, Exported) else None
             base = own if self.without_dense else sum(findings.rows[0]["gmacs"].values())
             saved = 1 - sum(row["gmacs"].values()) / base if base else None
-            rows.append(Row(row.method, {key: row[key] for key in row if key not in unknown} | {"saved": saved}))
+            known = {key: row[key] for key in row if key not in unknown}
+            rows.append(Row(row.method, {**sizes, **known, "saved": saved}))
         return rows
 
 
@@ -261,8 +263,12 @@ def open_models(
     dtype: torch.dtype | None,
     learned: str | Path | None = None,
     identified: bool = False,
+    others: Sequence[Loaded] = (),
 ) -> Opened:
-    """Reduce copies of the model in this dtype, on ``device``, or that of the module; ``files`` follow them."""
+    """Reduce copies of the model in this dtype, on ``device``, or that of the module.
+
+    Those at the sizes of ``others`` follow them, and then ``files``.
+    """
     model: nn.Module | Exported = loaded.model
     models: list[Contestant] = []
     with ExitStack() as kept:
@@ -275,25 +281,32 @@ def open_models(
             own = kept.enter_context(apart(model))
             methods = own.with_own(methods)
             folder = (own.learned or loaded.learned) if learned is None else Path(learned)
-            models = contestants(own.model, methods, task, device=device, dtype=dtype, learned=folder)
+            how: dict[str, Any] = {"device": device, "dtype": dtype, "learned": folder}
+            models = contestants(own.model, methods, task, **how)
+            for one in others:
+                models += contestants(one.model, methods, task, **how, img_size=one.img_size)
         untrained = untrained_methods(methods, folder)
         content: dict[str, str] = {}
         if identified:
             paths = [path for one in files for path in one.files]
             whole = None if isinstance(model, Exported) else model
             content = identity(whole, task, dataset, learned=folder, files=paths)
-    models += [Contestant(file, task, name=str(file.path)) for file in files]
+    models += [Contestant(file, task, name=str(file.path), img_size=size_of(file, others)) for file in files]
     return Opened(loaded, task, dataset, data, models, untrained, content)
 
 
-def _task_and_images(loaded: Loaded, images: ScoredData, results: ScoredResults) -> tuple[Task, Any, dict[str, Any]]:
+def _task_and_images(
+    loaded: Loaded, images: ScoredData, results: ScoredResults, others: Sequence[Loaded]
+) -> tuple[Task, Any, dict[str, Any]]:
     """The task, the dataset or None for batches, and the facts about the images."""
     if not isinstance(images.source, (str, Path, *DATASETS)):
+        if others:
+            raise VitrimError("batches are images of one size: give a source or a dataset for others")
         unknown = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
         return _task_of_batches(loaded, images, results), None, unknown
     if isinstance(images.task, Task):
         raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
-    task, dataset = open_task(loaded, images, embeddings=True)
+    task, dataset = open_task(loaded, images, embeddings=True, others=others)
     return task, dataset, data_facts(images, task, dataset)
 
 

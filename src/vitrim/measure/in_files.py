@@ -20,22 +20,26 @@ AnyModel: TypeAlias = nn.Module | str | ModelSpec | Exported
 MethodsAndFiles: TypeAlias = MethodConfig | str | Exported | Sequence[MethodConfig | str | Exported] | None
 
 
-def load(spec: ModelSpec, device: str | torch.device, methods: Sequence[MethodConfig]) -> Loaded:
-    """The model of a description, which may be an exported file: `vitrim.core.registry.ask` answers for it, too.
+def load(spec: ModelSpec, device: str | torch.device, methods: Sequence[MethodConfig]) -> tuple[Loaded, list[Loaded]]:
+    """The model of a description, and the same at other sizes (`ModelSpec.load_sizes`).
+
+    It may be an exported file: `vitrim.core.registry.ask` answers for it, too.
 
     ``methods`` cannot reduce a file.
     """
     if not isinstance(spec.model, Exported):
-        return spec.load(device)
+        return spec.load_sizes(device)
     file: Any = spec.model
     if spec.pretrained or spec.checkpoint is not None or spec.options:
         raise VitrimError("pretrained, checkpoint and model_options say how to create a model, and a file is given")
     if torch.device(device).type != "cpu":
         raise VitrimError(f"files run on the CPU, not on {device}")
+    if spec.img_sizes:
+        raise VitrimError(f"{file.path} is an exported file, for images of one size: leave the other sizes out")
     reducing = next((config.describe() for config in methods if config.kind != "none"), None)
     if reducing is not None:
         raise VitrimError(f"{file.path} is an exported file, and runs as it was written: leave {reducing} out")
-    return Loaded(file, str(file.path), str(file.path), {}, None)
+    return Loaded(file, str(file.path), str(file.path), {}, None), []
 
 
 def place_of(spec: PlacedModel) -> torch.device:
@@ -58,11 +62,20 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, Expo
     return configs, {str(file.path): file for file in files}
 
 
-def check_alike(loaded: Loaded, files: Sequence[Exported]) -> None:
-    """Refuse ``files`` of another size or normalisation than the model."""
+def size_of(file: Exported, others: Sequence[Loaded]) -> int | None:
+    """The image size of a file among those of ``others``; None for the model's own."""
+    found: int | None = next(
+        (one.img_size for one in others if one.preprocessing.size == file.preprocessing.size), None
+    )
+    return found
+
+
+def check_alike(loaded: Loaded, files: Sequence[Exported], others: Sequence[Loaded] = ()) -> None:
+    """Refuse ``files`` of another size or normalisation than the model, which may be measured at ``others``."""
     for file in files:
+        beside = next((one for one in others if one.img_size == size_of(file, others)), loaded)
         for name in ("size", "mean", "std"):
-            own, other = getattr(file.preprocessing, name), getattr(loaded.preprocessing, name)
+            own, other = getattr(file.preprocessing, name), getattr(beside.preprocessing, name)
             if other is not None and not np.allclose(other, own, atol=1e-6):
                 raise VitrimError(
                     f"{file.path} takes images with {name} {tuple(own)}, and this {type(loaded.model).__name__} with "

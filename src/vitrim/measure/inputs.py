@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import input_size_of
 from vitrim.core.saving import saved_method
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
+from vitrim.data.transforms import AtSizes
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.prefill import Prefill
 from vitrim.errors import VitrimError, unknown
@@ -173,7 +174,7 @@ def task_name(loaded: Loaded, wanted: str | None = None) -> str | None:
     raise unknown(f"task of {kind}", wanted, own)
 
 
-def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> Any:
+def open_images(model: nn.Module, images: Any, *, in_patches: bool = True, others: Sequence[Loaded] = ()) -> Any:
     """Images with the transform of ``model``; None without a source.
 
     Args:
@@ -181,9 +182,10 @@ def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> An
         images: a `DataSpec`, a source (see `vitrim.data.load_images`), or a dataset, which is not changed and keeps a
             transform that was set.
         in_patches: see `vitrim.data.eval_transform`.
+        others: the model at other sizes: an item then has the image at each, see `vitrim.data.transforms.AtSizes`.
 
     Raises:
-        VitrimError: the images cannot be read, or columns are set without a source.
+        VitrimError: the images cannot be read, columns are set without a source, or ``others`` and a transform.
 
     Example:
         >>> import io, timm
@@ -205,8 +207,24 @@ def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> An
     else:
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(spec.source).__name__}")
     if dataset.transform is to_tensor:
-        dataset.transform = eval_transform(model, in_patches=in_patches)
+        dataset.transform = at_all_sizes(eval_transform(model, in_patches=in_patches), others)
+    else:
+        check_own_transform(dataset, others)
     return dataset
+
+
+def at_all_sizes(own: Any, others: Sequence[Loaded]) -> Any:
+    """The transform ``own`` of a model; with ``others``, `AtSizes` of it and theirs."""
+    return AtSizes({None: own, **{one.img_size: eval_transform(one.model) for one in others}}) if others else own
+
+
+def check_own_transform(dataset: Any, others: Sequence[Loaded]) -> None:
+    """Refuse a dataset with a transform, which makes images of one size."""
+    if others:
+        raise VitrimError(
+            f"{dataset.source} has a transform of its own, for one image size: leave it out, so that the images are "
+            "prepared as the model's own transform does at every size"
+        )
 
 
 def random_images(model: Any, count: int, seed: int = 0) -> Tensor:

@@ -15,7 +15,7 @@ from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
-from vitrim.data import ImageDataset, batches, load_images
+from vitrim.data import ImageDataset, batches, load_images, to_tensor
 from vitrim.engines.copies import apart
 from vitrim.engines.machine import environment, seeded_draws
 from vitrim.engines.macs import PARTS, Convention, Profile, profile_of
@@ -24,13 +24,14 @@ from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.inputs import (
     DataSpec,
+    check_own_transform,
     image_shape,
     open_images,
     random_images,
     untrained_counts,
     untrained_notes,
 )
-from vitrim.report import DENSE, Report, Table
+from vitrim.report import DENSE, Report, Table, at_px
 
 IMAGES = 32
 """Default number of images for adaptive methods."""
@@ -93,7 +94,7 @@ def profile(
     # only shapes matter, unless a method depends on the content
     filled = any(one.pretrained or one.checkpoint is not None for one in given)
     device = "cpu" if adaptive or filled else "meta"
-    counted = [_counted(one, configs, prompt, content, device) for one in given]
+    counted = [_counted(one, configs, prompt, content, device, alone=len(given) == 1) for one in given]
     rows = [row for each in counted for row in each.rows]
     weights = ", ".join(dict.fromkeys(each.weights for each in counted))
     untrained = list(dict.fromkeys(name for each in counted for name in each.untrained))
@@ -107,6 +108,7 @@ def profile(
     prompts = [row for row in rows if row.prefill is not None]
     tables = [_table(rows, convention), *([_prompt_table(prompts, convention)] if prompts else [])]
     notes = [*_notes(rows, convention, adaptive, content, weights), *untrained_notes(untrained)]
+    notes += [line for each in counted for line in each.left_out]
     return Report("profile", facts, [_row(row) for row in rows], tables, notes)
 
 
@@ -173,15 +175,28 @@ class _Counted(NamedTuple):
     weights: str
     untrained: list[str]
     device: str
+    left_out: list[str]
 
 
 def _counted(
-    spec: ModelSpec, methods: Sequence[MethodConfig], prompt: Prompt, content: _Content, device: str
+    spec: ModelSpec, methods: Sequence[MethodConfig], prompt: Prompt, content: _Content, device: str, *, alone: bool
 ) -> _Counted:
-    """Count one model, dense and under every method; a named model is created on ``device``."""
+    """Count one model, dense and under every method; a named model is created on ``device``.
+
+    Sizes that it cannot take are left out, with a line, unless it is ``alone``.
+    """
     place = torch.device(device) if spec.named else next(spec.model.parameters(), torch.empty(0)).device
     with seeded_draws(place, content.seed):
-        loaded = _created(spec, device)
+        loaded = _created(replace(spec, img_sizes=()), device)
+        others, left_out = list[Loaded](), list[str]()
+        try:
+            others = loaded.at_sizes(spec.img_sizes)
+        except VitrimError as error:
+            if alone:
+                raise
+            left_out = [f"{loaded.name} is counted at its own size only: {error}"]
+        if content.dataset is not None and content.dataset.transform is not to_tensor:
+            check_own_transform(content.dataset, others)
         with apart(loaded.model) as own:
             select = prompt.select or own.select
             host = as_measured(own.model, replace(prompt, select=select))
@@ -192,9 +207,17 @@ def _counted(
             with one_line_errors(loaded.name, kept=""):
                 rows = [profile_of(host, None, images, name=loaded.name, dense=True)]
                 rows += [profile_of(host, each, images, name=loaded.name, learned=own.learned) for each in reduced]
+                if others:
+                    rows = [replace(row, img_size=loaded.side) for row in rows]
+                for one in others:
+                    resized = content.batches(one.model)
+                    for each in [None, *configs]:
+                        row = profile_of(one.model, each, resized, name=loaded.name, learned=own.learned)
+                        named = at_px(row.method, one.img_size)
+                        rows.append(replace(row, method=named, img_size=one.img_size))
                 untrained = untrained_counts(host, configs, own.learned)
     weights = "random" if spec.named and device == "meta" else loaded.weights
-    return _Counted(rows, weights, untrained, str(place))
+    return _Counted(rows, weights, untrained, str(place), left_out)
 
 
 def _check_host(host: nn.Module, content: _Content) -> None:
@@ -226,6 +249,7 @@ def _row(row: Profile) -> dict[str, Any]:
     found = {
         "model": row.model,
         "method": row.method,
+        **({} if row.img_size is None else {"img_size": row.img_size}),
         "params": row.params,
         "unused_params": row.unused_params,
         "gmacs": row.macs.gmacs(),

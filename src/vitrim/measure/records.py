@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ class Batch:
         ids: (B,) int64, indices of the images in the dataset.
         index: number of the batch in the entire pass, over all processes; it seeds methods that draw at random.
         counts: False for a batch that only keeps a process in step with the others.
+        resized: the same images at other sizes, by side in pixels.
 
     Raises:
         DataError: images of another shape, or of integers, whose scores would be wrong.
@@ -36,6 +37,7 @@ class Batch:
     ids: Tensor
     index: int
     counts: bool = True
+    resized: Mapping[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4:
@@ -52,7 +54,12 @@ class Batch:
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """The batch on ``device``, with images in ``dtype``; targets without ``to`` stay."""
         targets = self.targets.to(device) if hasattr(self.targets, "to") else self.targets
-        return replace(self, images=self.images.to(device, dtype), targets=targets)
+        resized = {size: images.to(device, dtype) for size, images in self.resized.items()}
+        return replace(self, images=self.images.to(device, dtype), targets=targets, resized=resized)
+
+    def at(self, size: int | None) -> Tensor:
+        """The images at this size; None: the model's own."""
+        return self.images if size is None else self.resized[size]
 
 
 class Row(dict[str, Any]):
@@ -184,4 +191,15 @@ def read(
     generator = torch.Generator().manual_seed(0)
     loader = DataLoader(dataset, batch_sampler=mine, num_workers=workers, generator=generator, collate_fn=collate)
     for number, ids, (images, targets) in zip(numbers, mine, loader, strict=True):
-        yield Batch(images, targets, torch.from_numpy(np.asarray(ids)), number, counts=number < len(every))
+        ids, counts = torch.from_numpy(np.asarray(ids)), number < len(every)
+        yield Batch(images_at(images, None), targets, ids, number, counts, resized_of(images))
+
+
+def images_at(images: Tensor | Mapping[int | None, Tensor], size: int | None) -> Tensor:
+    """The images of a dataset's item or batch at one size: those of `vitrim.data.transforms.AtSizes` have several."""
+    return images if isinstance(images, Tensor) else images[size]
+
+
+def resized_of(images: Tensor | Mapping[int | None, Tensor]) -> dict[int, Tensor]:
+    """The images at other sizes than the model's own."""
+    return {} if isinstance(images, Tensor) else {size: one for size, one in images.items() if size is not None}

@@ -113,7 +113,9 @@ class Measurement:
             for model, gauges in zip(self.models, self.gauges, strict=True):
                 # random draws depend on the seed and the batch only
                 with seeded_draws(self.device, self.seed + batch.index), self.precision():
-                    output = model.run(batch.images, batch.targets, count=any(gauge.counts_macs for gauge in gauges))
+                    output = model.run(
+                        batch.at(model.img_size), batch.targets, count=any(gauge.counts_macs for gauge in gauges)
+                    )
                 dense = dense or output
                 if batch.counts:
                     for gauge in gauges:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -14,7 +15,15 @@ from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError
 from vitrim.loading import Loaded, as_trained
-from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, ScoredData, open_data, task_name
+from vitrim.measure.inputs import (
+    EMBEDDING,
+    ZERO_SHOT,
+    ScoredData,
+    at_all_sizes,
+    check_own_transform,
+    open_data,
+    task_name,
+)
 from vitrim.tasks import Task, make_task
 from vitrim.tasks.classes import BY_NUMBER, places_of
 from vitrim.tasks.options import Protocol
@@ -79,7 +88,9 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         )
 
 
-def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[Task, Any]:
+def open_task(
+    loaded: Loaded, data: Any, *, embeddings: bool = False, others: Sequence[Loaded] = ()
+) -> tuple[Task, Any]:
     """The task of a model, and its images with the model's transform; the recipe of a training run sets the defaults.
 
     Args:
@@ -87,6 +98,7 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
         data: a `vitrim.DataSpec`, or its source or dataset. A dataset is not changed; its transform is kept if one was
             set. Options of the reader override those of the training run.
         embeddings: accept a model without a classifier, by its embeddings.
+        others: the model at other sizes, see `open_images`.
 
     Raises:
         VitrimError: the model is not for the task, or has no classifier and ``embeddings`` is false; the data cannot be
@@ -125,6 +137,8 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
             raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {kind}")
         dataset = copy.copy(spec.source)
     task = task_of(loaded, dataset, name)
+    if others and task.reads is not None:
+        raise VitrimError(f"image sizes are of models of whole images: the protocol sets that of {task.name}")
     task.follow(_windows(loaded) if task.by_windows and loaded.library.takes_one_size and rules.plain else rules)
     task.unpadded = loaded.library.sees_unpadded
     names, known = dataset.class_names, (loaded.class_names, loaded.num_classes)
@@ -135,7 +149,9 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
     check_dataset(dataset, task, loaded.name)
     if dataset.transform in (to_tensor, plain):
         own = None if task.reads is None else task.eval_transform(geometry_of(loaded.model))
-        dataset.transform = own or eval_transform(loaded.model)
+        dataset.transform = own or at_all_sizes(eval_transform(loaded.model), others)
+    else:
+        check_own_transform(dataset, others)
     return task, dataset
 
 

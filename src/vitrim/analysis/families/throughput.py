@@ -14,9 +14,10 @@ from torch import nn
 from vitrim.analysis.family import FamilyResult, TableRow, Tables, grouped, names_of
 from vitrim.analysis.figures import Panel, draws, line_of, line_panels, styles
 from vitrim.analysis.subject import Subject
+from vitrim.core.image_size import at_size
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, handle_of
-from vitrim.core.registry import able_host, ask, host_of, input_size_of
+from vitrim.core.registry import able_host, host_of, input_size_of
 from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.engines.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.engines.formats.base import DTYPES
@@ -47,11 +48,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
     """
     own, notes, rows = input_size_of(subject.model)[-1], list[str](), list[TableRow]()
     for size in subject.sizes or (own,):
-        model = subject.model if size == own else ask(subject.model).resized(subject.model, size)
-        if model is None:
-            raise VitrimError(
-                f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
-            )
+        model = subject.model if size == own else at_size(subject.model, size)
         variants = dict(_variants(model, subject.methods, notes))
         dtype = next(model.parameters()).dtype
         named = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))

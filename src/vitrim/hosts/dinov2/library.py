@@ -22,6 +22,11 @@ class DinoLibrary(OwnLibrary):
     def layout(self, model: Any) -> Layout:
         return super().layout(model)._replace(patch_size=model.patch_embed.patch_size)
 
+    def set_size(self, model: Any, size: int) -> None:
+        embed = model.patch_embed  # the model's forward resamples positions
+        grid = (size // embed.patch_size[0], size // embed.patch_size[1])
+        embed.img_size, embed.patches_resolution, embed.num_patches = (size, size), grid, grid[0] * grid[1]
+
     def without_head(self, model: Any) -> nn.Module:
         model.head = nn.Identity()
         return model  # type: ignore[no-any-return]

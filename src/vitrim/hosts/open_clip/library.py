@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from open_clip import SimpleTokenizer, get_tokenizer
 from open_clip.model import resize_pos_embed
 from open_clip.transform import PreprocessCfg, image_transform_v2
+from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vitrim.core.library import Library, no_embedding, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
-from vitrim.errors import VitrimError
+from vitrim.errors import UnsupportedModelError, VitrimError
 
 CROPS = {"shortest": "center", "squash": "squash"}
 """open_clip's names of resize modes, and those of `Preprocessing`."""
+TOWER = "visual."
+"""Prefix of the tower of images."""
 
 
 class OpenClipLibrary(Library):
@@ -34,9 +38,22 @@ class OpenClipLibrary(Library):
         return 0
 
     def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        found = dict(weights)
-        resize_pos_embed(found, model)
-        return found
+        if hasattr(model, "visual"):
+            found = dict(weights)
+            resize_pos_embed(found, model)
+            return found
+        whole = {f"{TOWER}{name}": value for name, value in weights.items()}  # the library reads this name only
+        resize_pos_embed(whole, SimpleNamespace(visual=model))
+        return {name.removeprefix(TOWER): value for name, value in whole.items()}
+
+    def set_size(self, model: Any, size: int) -> None:
+        tower = getattr(model, "visual", model)
+        if not isinstance(tower, VisionTransformer):
+            raise UnsupportedModelError(f"its tower of images is a {type(tower).__name__}, not open_clip's own")
+        tower.image_size, tower.grid_size = (size, size), (size // tower.patch_size[0], size // tower.patch_size[1])
+        self.take_resampled(model)
+        if getattr(tower, "preprocess_cfg", None):
+            tower.preprocess_cfg = {**tower.preprocess_cfg, "size": (size, size)}
 
     def embedding(self, model: Any, images: Tensor) -> Tensor:
         if not hasattr(model, "encode_image"):  # two towers, whose forward runs both

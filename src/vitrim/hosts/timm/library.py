@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrim.core.library import RELATIVE, Library, input_channels, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing, Starting
-from vitrim.errors import VitrimError
+from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.timm.common import TimmHost
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
@@ -173,15 +172,15 @@ class TimmLibrary(Library):
             transform=getattr(model, "eval_transform", None),
         )
 
-    def resized(self, model: Any, size: int) -> nn.Module | None:
-        from timm.models.vision_transformer import VisionTransformer
-
-        if not isinstance(model, VisionTransformer) or size % max(model.patch_embed.patch_size):
-            return None
-        # The caller's model keeps its size: its table of positions is resampled in the copy.
-        found = copy.deepcopy(model)
-        found.set_input_size((size, size))
-        return found
+    def set_size(self, model: Any, size: int) -> None:
+        """See `Library.set_size`. Without ``set_input_size``, a model takes any size unless timm calls it fixed."""
+        config = getattr(model, "pretrained_cfg", None)
+        if hasattr(model, "set_input_size"):
+            model.set_input_size((size, size))
+        elif self.host is not None or not config or config.get("fixed_input_size"):
+            raise UnsupportedModelError("it has no set_input_size")
+        if config:
+            model.pretrained_cfg = {**config, "input_size": (config["input_size"][0], size, size)}
 
     def checkpoint_gradients(self, model: Any, on: bool = True) -> None:
         if not hasattr(model, "set_grad_checkpointing"):

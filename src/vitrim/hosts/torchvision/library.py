@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
@@ -28,6 +29,21 @@ class TorchvisionLibrary(Library):
 
     def undecayed(self, model: nn.Module) -> Collection[str]:
         return self.parts["tokens"]  # the library does not list any
+
+
+def transform_at(transform: Any, size: int) -> Any:
+    """The ``transforms`` of weights for images of ``size`` pixels, with the same crop ratio.
+
+    Example:
+        >>> from torchvision.models import ViT_B_16_Weights
+        >>> found = transform_at(ViT_B_16_Weights.DEFAULT.transforms(), 192)
+        >>> found.resize_size, found.crop_size
+        ([219], [192])
+    """
+    found = copy.copy(transform)
+    (own,), (resized,) = transform.crop_size, transform.resize_size
+    found.crop_size, found.resize_size = [size], [round(resized * size / own)]
+    return found
 
 
 class TorchvisionViTLibrary(TorchvisionLibrary):
@@ -58,6 +74,13 @@ class TorchvisionViTLibrary(TorchvisionLibrary):
 
     def resampled(self, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(weights))  # type: ignore[no-any-return]
+
+    def set_size(self, model: Any, size: int) -> None:
+        model.seq_length += (size // model.patch_size) ** 2 - (model.image_size // model.patch_size) ** 2
+        model.image_size = size
+        self.take_resampled(model)
+        if hasattr(getattr(model, "eval_transform", None), "crop_size"):  # of the library's weights
+            model.eval_transform = transform_at(model.eval_transform, size)
 
     def features_and_logits(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         self.readers(model)  # refuses a model without

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoImageProcessor
 from vitrim.core.library import RELATIVE, Library, input_channels, no_embedding, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
 from vitrim.core.registry import reads_prompts
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import UnsupportedModelError, VitrimError, first_line
 from vitrim.hosts.transformers.common import CLASSIFIERS, TransformersHost, classifiers
 
 POOLERS = ("pooler", "head")
@@ -184,6 +184,36 @@ class TransformersLibrary(Library):
                     found[key] = interpolated(embeddings, place, found[key], expected[key], image_size(model))
         return found
 
+    def set_size(self, model: Any, size: int) -> None:
+        """See `Library.set_size`. What depends on the size is what differs between two models made of a config."""
+        family = self.family()
+        if family is not None and not family.tokens_of_images:
+            raise UnsupportedModelError("its tokens are not those of one image")
+        if not hasattr(getattr(model.config, "vision_config", model.config), "image_size"):
+            raise UnsupportedModelError("its config has no image_size")
+        own = type(model)
+        with torch.device("meta"):  # without memory
+            before, after = own(copy.deepcopy(model.config)), own(_resized(copy.deepcopy(model.config), size))
+        old, new = before.state_dict(), after.state_dict()
+        moved = [name for name, value in new.items() if value.shape != old[name].shape]
+        found = self.resampled(after, model.state_dict())
+        fixed = next((name for name in moved if found[name].shape != new[name].shape), None)
+        if fixed is not None:
+            raise UnsupportedModelError(f"transformers does not resample {fixed}")
+        self.take_resampled(model, after)
+        _resized(model.config, size)
+        modules = dict(model.named_modules())
+        for (name, one), other in zip(before.named_modules(), after.modules(), strict=True):
+            for key, value in vars(other).items():
+                if isinstance(value, int | tuple | list) and value != getattr(one, key):
+                    setattr(modules[name], key, value)
+            for key, buffer in other.named_buffers(recurse=False):
+                if buffer.shape != one.get_buffer(key).shape:
+                    if key != "position_ids":
+                        raise UnsupportedModelError(f"{key} depends on the size, in a way that is not known")
+                    ids = torch.arange(buffer.shape[-1], device=getattr(modules[name], key).device)
+                    setattr(modules[name], key, ids.expand(buffer.shape))
+
     def has_idle_parameters(self, model: nn.Module) -> bool:
         return True  # some classifiers have poolers and second towers that classification does not reach
 
@@ -217,6 +247,13 @@ class TransformersLibrary(Library):
             return False
         family.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
         return True
+
+
+def _resized(config: Any, size: int) -> Any:
+    """``config``, changed to images of ``size`` pixels."""
+    inner = getattr(config, "vision_config", config)
+    inner.image_size = size if isinstance(inner.image_size, int) else [size, size]
+    return config
 
 
 def image_size(model: Any) -> tuple[int, int]:

@@ -85,6 +85,7 @@ class DenseLibrary(Library):
     has_idle_parameters = _asks_library("has_idle_parameters")
     preprocessing = _asks_library("preprocessing")
     input_size = _asks_library("input_size")
+    set_size = _asks_library("set_size")
     checkpoint_gradients = _asks_library("checkpoint_gradients")
     patch_dropout = _asks_library("patch_dropout")
     set_fused = _asks_library("set_fused")

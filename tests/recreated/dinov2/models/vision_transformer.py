@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dinov2.layers.block import Block, NestedTensorBlock
 
@@ -61,11 +63,21 @@ class DinoVisionTransformer(nn.Module):
         self.head = nn.Identity()
         self.mask_token = nn.Parameter(torch.zeros(1, embed_dim))
 
+    def interpolate_pos_encoding(self, count: int) -> Tensor:
+        places = self.pos_embed.shape[1] - 1
+        if count == places:
+            return self.pos_embed
+        old, new = math.isqrt(places), math.isqrt(count)
+        table = self.pos_embed[:, 1:].reshape(1, old, old, -1).permute(0, 3, 1, 2)
+        table = F.interpolate(table, size=(new, new), mode="bicubic").flatten(2).transpose(1, 2)
+        return torch.cat((self.pos_embed[:, :1], table), dim=1)
+
     def prepare_tokens_with_masks(self, x: Tensor, masks: Tensor | None = None) -> Tensor:
         x = self.patch_embed(x)
         if masks is not None:
             x = torch.where(masks.unsqueeze(-1), self.mask_token.unsqueeze(0), x)
-        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1) + self.pos_embed
+        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
+        x = x + self.interpolate_pos_encoding(x.shape[1] - 1)
         if self.register_tokens is None:
             return x
         return torch.cat((x[:, :1], self.register_tokens.expand(x.shape[0], -1, -1), x[:, 1:]), dim=1)
