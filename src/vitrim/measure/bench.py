@@ -329,7 +329,7 @@ def _notes(speeds: Speeds, sizes: Sequence[int], images: str | None) -> Iterator
         given = f"{RING} images of {images}, or one batch if that is more, in turn" if images else "random images"
         yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
         if images:
-            yield f"new: the first turn of these images, whose shapes the engine meets anew; as many others warmed it up"
+            yield "new: the first turn of these images, after as many others; some engines prepare for every new shape"
     if speeds.budget.slice:
         refusals = {name: why_no_slice(host, config) for name, config in methods.items()}
         yield from (f"{name} has no plain slice beside it: {why}" for name, why in refusals.items() if why)
