@@ -317,8 +317,8 @@ def split_parts(x: Tensor, count: int, num_heads: int) -> tuple[Tensor, ...]:
     """``count`` parts of (B, N, count*H*d), such as q, k and v, as (B, H, N, d) each."""
     if count == 1:
         return (split_heads(x, num_heads),)
-    parts = x.unflatten(-1, (count, num_heads, x.shape[-1] // (count * num_heads)))
-    return parts.permute(2, 0, 3, 1, 4).unbind(0)  # one transposition: engines pay for each
+    parts = x.unflatten(-1, (count, num_heads, x.shape[-1] // (count * num_heads))).permute(2, 0, 3, 1, 4)
+    return tuple(parts.unbind(0))  # one transposition: engines pay for each
 
 
 def merge_heads(out: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ def _sorts_all(topk: Any) -> bool:
     if shape.rank.is_dynamic or len(shape) != 2 or shape[1].is_dynamic or topk.get_axis() != 1:
         return False
     length = shape[1].get_length()
-    return k.get_type_name() == "Constant" and int(k.get_data().item()) == length >= COUNTED
+    return bool(k.get_type_name() == "Constant" and int(k.get_data().item()) == length >= COUNTED)
 
 
 def _counted(values: Any, descending: bool, kind: str) -> Any:
