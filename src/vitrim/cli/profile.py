@@ -24,9 +24,7 @@ def profile(
     *,
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")],
     methods: MethodsBesideDense = None,
-    convention: Annotated[
-        str, typer.Option(help="parts in the total: all (as MCTF counts), no-attention (most of ViTTM), no-norm (ATM)")
-    ] = "all",
+    convention: Annotated[str, typer.Option(help="parts in the total: all (as MCTF counts), no-attention (most of ViTTM), no-norm (ATM)")] = "all",
     batch_size: BatchSize = 8,
     limit: Annotated[
         int | None, typer.Option(min=1, max=MAX_BATCH, help="number of images, for adaptive methods; default: 32")
