@@ -90,7 +90,7 @@ class Slice(Reducer[Any]):
 
 
 @cache
-def _slice_of(kind: type[Reducer[Any]]) -> type[Reducer[Any]]:
+def _slice_of(kind: Any) -> type[Reducer[Any]]:
     return type(f"Sliced{kind.__name__}", (Slice, kind), {})
 
 
@@ -99,5 +99,6 @@ def sliced_copy(model: nn.Module, method: MethodConfig, learned: Path | None = N
     reduced = reduced_copy(model, method, learned)
     for block in reduced.modules():
         if isinstance(block, ReducedBlock) and not isinstance(block.reducer, Idle):
-            change_class(block.reducer, _slice_of(type(block.reducer)))
+            kind: Any = type(block.reducer)
+            change_class(block.reducer, _slice_of(kind))
     return reduced
