@@ -14,6 +14,9 @@ from typing import Any
 from vitrim.files import csv_text, json_text, write_text
 
 DENSE = "dense"
+"""The method in rows of the unreduced model."""
+WIDTH = 120
+"""Columns of text without a terminal: in a pipe, a file or a string."""
 
 
 def at_px(name: str, size: int | None) -> str:
@@ -24,11 +27,6 @@ def at_px(name: str, size: int | None) -> str:
         ('tome:r=8 at 208 px', 'dense')
     """
     return name if size is None else f"{name} at {size} px"
-
-
-"""The method in rows of the unreduced model."""
-WIDTH = 120
-"""Columns of text without a terminal: in a pipe, a file or a string."""
 
 
 @dataclass(frozen=True)

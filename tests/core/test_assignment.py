@@ -546,10 +546,7 @@ def test_exported_graphs_pool_groups_by_weight(
     keep, moved = torch.tensor([[0, 3, 5, 7], [7, 1, 2, 3]]), torch.tensor([[1, 2, 6], [6, 5, 0]])
     into = torch.tensor([[3, 1, 1], [0, 2, 2]])
     hard = merge(state, keep, moved, into, weight=weight, normalise=normalise)
-    few = []
-    monkeypatch.setattr(Hard, "_suits_few_operations", lambda self: few.append(True) or True)
     reduced, after = hard.apply(x, state)
-    assert few
     torch.testing.assert_close(hard.pool(x, state.size), reduced)
     assert reduced.dtype == dtype
     share = state.size if weight is None else weight
@@ -562,22 +559,10 @@ def test_exported_graphs_pool_groups_by_weight(
             total = sum(share[image, token].double() * x[image, token].double() for token in group)
             if normalise:
                 total = total / sum(share[image, token].double() for token in group)
-            torch.testing.assert_close(reduced[image, place], total.to(dtype))
+            near = {"atol": 0.05, "rtol": 0.02} if dtype == torch.bfloat16 else {}  # rounded for every token that joins
+            torch.testing.assert_close(reduced[image, place], total.to(dtype), **near)
             if normalise and len(group) == 1 and dtype == torch.bfloat16:
                 assert torch.equal(reduced[image, place], x[image, group[0]])
-
-
-def test_only_exported_graphs_and_plain_merges_pool_in_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = TokenState.start(torch.zeros(1, 5, 2), 1)
-    keep, moved, into = torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), torch.tensor([[0, 0]])
-    assert not merge(state, keep, moved, into)._suits_few_operations()
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-    assert merge(state, keep, moved, into)._suits_few_operations()
-    assert not merge(state, keep, moved, into, maximum=True)._suits_few_operations()
-    assert not merge(state, keep, moved, into, valid=torch.ones(1, 2, dtype=torch.bool))._suits_few_operations()
-    assert not merge(state, keep, moved, into, ragged=True)._suits_few_operations()
-    assert not merge(state, keep, moved[:, :0], into[:, :0])._suits_few_operations()
-    assert not prune(state, keep)._suits_few_operations()
 
 
 @pytest.mark.parametrize("banking", [False, True])

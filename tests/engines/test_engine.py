@@ -108,9 +108,10 @@ def test_the_baseline_is_the_fastest_engine_and_kernel(monkeypatch: pytest.Monke
 
 
 def test_every_round_takes_the_next_of_several_batches() -> None:
-    """All models see the same one, each batch comes equally often, and what MACs promise is a mean over them."""
-    ring = [torch.full((1, 3, 32, 32), float(number)) for number in range(3)]
-    ring[1][:, :, 16:] = torch.randn(1, 3, 16, 32, generator=torch.Generator().manual_seed(0))
+    """Every other one warms up; the rest is timed once while it is new, and then each equally often. All models see the
+    same one, and what MACs promise is a mean over them."""
+    ring = [torch.full((1, 3, 32, 32), float(number)) for number in range(5)]
+    ring[2][:, :, 16:] = torch.randn(1, 3, 16, 32, generator=torch.Generator().manual_seed(0))
     seen: dict[str, list[float]] = {}
 
     class Seeing(Eager):
@@ -121,17 +122,20 @@ def test_every_round_takes_the_next_of_several_batches() -> None:
     config = parse_method("atm:alpha=0.999,beta=0.0,theta_min=0.9,last_block=full")
     budget = Budget(min_rounds=4, min_seconds=0.0, max_rounds=4, warmup_rounds=0)
     rows = measure(model(), {"atm": config}, ring, engines=[Seeing()], budget=budget)
-    # once to be ready, and six rounds, before the memory is measured; two dense kernels
-    assert [each[:9] for each in seen.values()] == [[0.0, 1.0, 2.0] * 3] * 3
+    # once to be ready, the others, new ones, again, and six rounds, before the memory is measured; two dense kernels
+    others, turn = [1.0, 3.0], [0.0, 2.0, 4.0]
+    assert [each[:15] for each in seen.values()] == [[0.0, *others, *turn, *turn, *turn, *turn]] * 3
     assert [row["rounds"] for row in rows] == [6, 6]
-    single = [measure(model(), {"atm": config}, each, budget=ONCE)[1]["macs_speedup"] for each in ring]
+    assert rows[0]["new_speedup"] == 1.0
+    assert rows[1]["new_p50_ms"] > 0.0
+    single = [measure(model(), {"atm": config}, each, budget=ONCE)[1]["macs_speedup"] for each in ring[::2]]
     assert len(set(single)) > 1
     assert rows[1]["macs_speedup"] == pytest.approx(3 / sum(1 / each for each in single))
 
 
 @pytest.mark.slow  # exports, twice
 def test_an_adaptive_method_runs_on_an_engine_image_by_image() -> None:
-    ring = list(torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)).split(1))
+    ring = list(torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0)).split(1))
     methods = {"atm": parse_method("atm:alpha=0.9,beta=0.2,theta_min=0.1")}
     rows = measure(model(), methods, ring, engines=["eager", "torch.export"], budget=ONCE)
     assert [(row["method"], row["engine"], row["rounds"]) for row in rows] == [

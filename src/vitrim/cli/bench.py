@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +64,14 @@ def bench(
     compiled: Annotated[
         bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
     ] = False,
+    slice: Annotated[
+        bool,
+        typer.Option(
+            "--slice",
+            help="beside every static method, time a plain slice with its token counts and no decision: the limit of "
+            "its speed, no method to use",
+        ),
+    ] = False,
     figure: Annotated[Path | None, typer.Option(help="draw the times per image to this file: .png or .svg")] = None,
     files: Files,
     run_on: RunOn,
@@ -98,6 +106,7 @@ def bench(
             from vitrim.measure.bench import bench as time_
 
             given = timing.arguments(compiled=compiled) | ({"batch_size": counts} if counts else {})
+            given["budget"] = replace(given["budget"], slice=slice)
             if figure is not None:
                 style.check(figure)
             machine.start()

@@ -68,15 +68,13 @@ class Hard:
         """
         if self._suits_loop(x, size):
             return self._pool_by_loop(x, size)[0]
-        if self._suits_few_operations():
-            return self._pool_in_few_operations(x, size)[0]
         weight = size if self.weight is None else self.weight
         pooled = take(x, self.anchor)
         if self.maximum:
             return self._maximum(x, pooled)
         if not self.normalise:
             pooled = pooled * weight.gather(1, self.anchor).unsqueeze(-1).to(x.dtype)
-        if self.moved is None or self.into is None or self.moved.shape[1] == 0:
+        if self.moved is None or not self._merges():
             return pooled
         into, joins = self._targets()
         share = weight.gather(1, self.moved) if gained is None or self.weight is not None else gained
@@ -125,9 +123,6 @@ class Hard:
         if self._suits_loop(x, state.size):
             pooled, size = self._pool_by_loop(x, state.size)
             return pooled, self.advance(x, state, size)
-        if self._suits_few_operations():
-            pooled, sizes = self._pool_in_few_operations(x, state.size)
-            return pooled, self.advance(x, state, sizes)
         gained = None if self.moved is None else state.size.gather(1, self.moved)
         size = self._sizes(state, gained)
         return self.pool(x, state.size, size, gained), self.advance(x, state, size)
@@ -146,33 +141,6 @@ class Hard:
         weight = size if self.weight is None else self.weight
         compiled.POOL(wide, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
         return pooled.to(x.dtype), new_size
-
-    def _suits_few_operations(self) -> bool:
-        """True during export: engines pay for every operation, however few rows it touches."""
-        if not torch.compiler.is_exporting():
-            return False
-        return self._merges() and not (self.maximum or self.ragged) and self.valid is None
-
-    def _pool_in_few_operations(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Do what `pool` does, and return the new sizes (B, M) if the weights are sizes.
-
-        One gather puts anchors and moved tokens side by side; weighted sums are divided by sums of weights. All rows
-        are touched, in at least float32: in lower precision, tokens that nothing joins would be rounded.
-        """
-        assert self.moved is not None
-        assert self.into is not None
-        m, r = self.anchor.shape[1], self.moved.shape[1]
-        order = torch.cat([self.anchor, self.moved], dim=1)
-        weight = (size if self.weight is None else self.weight).gather(1, order)
-        weighted = take(x, order).to(decision_dtype(x.dtype)) * weight.unsqueeze(2)
-        pooled, moved = weighted.split([m, r], dim=1)
-        rows = flat_index(self.into, m)
-        pooled = pooled.flatten(0, 1).index_add(0, rows, moved.flatten(0, 1)).view_as(pooled)
-        if not self.normalise:
-            return pooled.to(x.dtype), None
-        own, gained = weight.split([m, r], dim=1)
-        total = own.scatter_add(1, self.into, gained)
-        return (pooled / total.unsqueeze(2)).to(x.dtype), total if self.weight is None else None
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
         """The state after the reduction. ``x`` (B, N, C) fills the bank; ``size`` (B, M) if already known."""
@@ -228,7 +196,7 @@ class Hard:
         pooled = state.size.gather(1, self.anchor)
         if self.valid is not None:
             pooled = torch.where(self.valid, pooled, torch.ones_like(pooled))  # padding: log(1) = 0
-        if self.moved is None or self.moved.shape[1] == 0:
+        if self.moved is None or not self._merges():
             return pooled
         into, joins = self._targets()
         gained = state.size.gather(1, self.moved) if gained is None else gained

@@ -313,6 +313,14 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(batch, n, num_heads, width // num_heads).transpose(1, 2)  # no -1: an empty batch leaves it ambiguous
 
 
+def split_parts(x: Tensor, count: int, num_heads: int) -> tuple[Tensor, ...]:
+    """``count`` parts of (B, N, count*H*d), such as q, k and v, as (B, H, N, d) each."""
+    if count == 1:
+        return (split_heads(x, num_heads),)
+    parts = x.unflatten(-1, (count, num_heads, x.shape[-1] // (count * num_heads))).permute(2, 0, 3, 1, 4)
+    return tuple(parts.unbind(0))  # one transposition: engines pay for each
+
+
 def merge_heads(out: Tensor) -> Tensor:
     """(B, H, M, d) to (B, M, H*d)."""
     return out.transpose(1, 2).flatten(2)

@@ -123,10 +123,6 @@ def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
         >>> pair_most_similar(torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
         (tensor([[1, 0]]), tensor([[0]]))
     """
-    if torch.compiler.is_exporting():  # `max` also gives the index, and an engine pays for every operation
-        best, partner = similarity.max(dim=-1)
-        order = most_similar_first(best)
-        return order, partner.gather(1, order.split([r, order.shape[1] - r], dim=1)[0])
     order = most_similar_first(similarity.amax(dim=-1))
     return order, take(similarity, order[:, :r]).argmax(dim=-1)
 
@@ -295,10 +291,9 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
     sources, destinations = alternate_split(p)
     kept = order.shape[1] - r
     into = partner + (p + kept)
-    first, rest = order.split([r, kept], dim=1)
-    moved = 2 * first + (p + sources.start)  # every other token, counted from the first source
+    moved = 2 * order[:, :r] + (p + sources.start)  # every other token, counted from the first source
     if not by_position:
-        tokens = 2 * rest + (p + sources.start)
+        tokens = 2 * order[:, r:] + (p + sources.start)
         anchor = torch.cat([index[:p].expand(batch, -1), tokens, index[p:][destinations].expand(batch, -1)], dim=1)
         return Hard(anchor, moved, into)
     # one sort gives both: destinations sort behind all sources, and moved tokens, in order, behind those

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, TypeAlias
@@ -48,6 +49,7 @@ from vitrim.measure.latency import (
     time_interleaved,
     watched_machine,
 )
+from vitrim.measure.limit import slice_of, sliced, sliced_copy, why_no_slice
 from vitrim.measure.records import Row, images_at
 from vitrim.measure.speed_report import SpeedReport, engine_of
 from vitrim.measure.stopwatch import Stopwatch
@@ -109,7 +111,9 @@ def bench(
         engine: one or several, names or objects of `vitrim.engines.engine`: eager, compile (with and without frozen
             weights), onnxruntime, openvino, aoti, torch.export.
         precision: fp32, bf16, fp16, int8, or several; notes name the precisions that an engine lacks.
-        budget: rounds and seconds for every setting; default: 10 rounds and one second per model.
+        budget: rounds and seconds for every setting; default: 10 rounds and one second per model. With its ``slice``,
+            every static method gets a row "plain slice of METHOD": ``x[:, :n]`` with its token counts and no decision,
+            which is the limit of its speed, and no method to use.
         seed: seed of random weights, images and parameters.
         on_report: called with the report so far, before the first setting and after every setting.
         on_progress: called often with a short text on the current step.
@@ -255,7 +259,7 @@ class Speeds:
     def _at(self, size: int, tell: Tell) -> list[Row]:
         ring, calibration, held_out = list[Any](), None, None
         if self.dataset is not None:
-            many = size if adaptive_one(self.methods) is None else max(RING, size)
+            many = size if adaptive_one(self.methods) is None else 2 * max(RING, size)  # half of them warm up
             every = batches(self.dataset, size, limit=many)
             ring = [images for images, labels in every if len(images_at(images, None)) == size]
             if len(self.engines) > 1 or any(engine.precision != "fp32" for engine in self.engines):
@@ -283,6 +287,7 @@ class Sized:
         model: a module, or a file.
         ring, calibration, held_out: ``images`` and others of `measure`.
         img_size: None for the model's own size.
+        others: as many images as ``ring``, to warm up on; none if one batch is timed.
     """
 
     model: Any
@@ -290,6 +295,7 @@ class Sized:
     calibration: Tensor | None = None
     held_out: Sequence[tuple[Tensor, Any]] = ()
     img_size: int | None = None
+    others: Sequence[Tensor] = ()
 
 
 def _parted_images(dataset: ImageDataset, size: int) -> tuple[list[Any], list[tuple[Any, Any]]]:
@@ -350,6 +356,11 @@ def _notes(speeds: Speeds, sizes: Sequence[int], images: str | None) -> Iterator
     if adaptive:
         given = f"{RING} images of {images}, or one batch if that is more, in turn" if images else "random images"
         yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
+        if images:
+            yield "new: the first turn of these images, after as many others; some engines prepare for every new shape"
+    if speeds.budget.slice:
+        refusals = {name: why_no_slice(host, config) for name, config in methods.items()}
+        yield from (f"{name} has no plain slice beside it: {why}" for name, why in refusals.items() if why)
     if images is None and any(engine.precision == "int8" for engine in engines):
         yield "int8: ranges of activations are those of random images, so only its times mean something"
     for name, config in methods.items():
@@ -383,8 +394,9 @@ def measure(
         model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; not changed. Or a file,
             without methods.
         methods: configs by row name.
-        images: (B, C, H, W) on the model's device, (B, n, C, H, W) for a `Prefill`; or several such batches, used round
-            by round, for methods whose token counts depend on the images.
+        images: (B, C, H, W) on the model's device, (B, n, C, H, W) for a `Prefill`; or several such batches for methods
+            whose token counts depend on the images: every other one warms up, and the rest is timed, first in a turn of
+            new images, then round by round.
         engines: names (see `vitrim.engines.engine.engines`), with the precision of the model's parameters, or engines.
             An engine that needs a fixed graph skips methods without one.
         budget: see `bench`.
@@ -401,7 +413,9 @@ def measure(
         speedup_q1, speedup_q3`` over the baseline, ``macs_speedup`` (dense MACs over reduced MACs), ``ratio``
         (speedup over macs_speedup), ``dense_engine, dense_precision, dense_kernel`` of the baseline,
         ``engine_speedup`` over the dense model on the same engine and precision, its ``dense_p50_ms`` (by kernel), and
-        ``prepare_seconds`` (compiling or exporting, and the first run).
+        ``prepare_seconds`` (compiling or exporting, and the first run). Of several batches also ``new_p50_ms,
+        new_speedup, new_speedup_q1, new_speedup_q3`` on new images. With ``budget.slice``, static methods have
+        ``of_limit, of_limit_q1, of_limit_q3``: their speed over that of the row "plain slice of METHOD".
 
         A dense-prediction model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) has two rows each, with ``part``:
         the layers before its heads, compared with the same part of the dense model, and the entire model.
@@ -422,8 +436,8 @@ def measure(
         >>> [(row["method"], row["engine"]) for row in rows]
         [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
-    ring = [images] if isinstance(images, Tensor) else list(images)
-    sized = Sized(model, ring, calibration, held_out or ())
+    given = [images] if isinstance(images, Tensor) else list(images)
+    sized = Sized(model, given, calibration, held_out or ())
     return measure_sizes(
         [sized], methods, engines=engines, budget=budget or Budget(), learned=learned, files=files or {},
         tell=on_progress or _silent,
@@ -441,6 +455,7 @@ def measure_sizes(
     tell: Tell,
 ) -> list[Row]:
     """`measure` of a model at several image sizes, its own first, in the same rounds."""
+    sized = [replace(one, ring=one.ring[::2], others=one.ring[1::2]) for one in sized]
     own = sized[0]
     model, ring = own.model, own.ring
     device, size, chosen = ring[0].device, len(ring[0]), list[Engine]()
@@ -451,12 +466,22 @@ def measure_sizes(
         precision = next(name for name, dtype in PRECISIONS.items() if dtype == next(model.parameters()).dtype)
         chosen, _ = engines_named(listed(engines), [precision], device)
         check_engines(chosen, methods, model, size)
-        entries = [*(entry for one in sized for entry in _entries(one, methods, chosen, learned, own)), *entries]
-    names = [at_px(name, one.img_size) for one in sized for name in (DENSE, *methods)]
+        slices = sliced(model, methods) if budget.slice else {}
+        entries = [
+            *(entry for one in sized for entry in _entries(one, methods, slices, chosen, learned, own)),
+            *entries,
+        ]
+    each = [DENSE, *(name for method in methods for name in (method, slice_of(method)))]
+    names = [at_px(name, one.img_size) for one in sized for name in each]
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
         _prepare(entries, Path(folder), tell)
         watched = _Watched(**vars(_whole_turns(budget, len(ring))), tell=tell)
         with torch.inference_mode():
+            if own.others:
+                tell("timing new images")
+                _meet(entries, device)
+            for entry in entries:
+                entry.call = in_turn(entry.runnable.run, [entry.runnable.given(each) for each in entry.sized.ring])
             with ExitStack() as watching:
                 for entry in entries:
                     entry.watch(watching, device)
@@ -476,9 +501,24 @@ def _whole_turns(budget: Budget, batches: int) -> Budget:
     return replace(budget, min_rounds=whole, max_rounds=whole)
 
 
+def _meet(entries: Sequence[Entry], device: torch.device) -> None:
+    """Time a turn of the batches of each ring, which are new to every model, after the others."""
+    calls: dict[str, Callable[[], object]] = {}
+    for entry in entries:
+        for images in entry.sized.others:
+            entry.runnable.run(entry.runnable.given(images))
+        batches = [entry.runnable.given(images) for images in entry.sized.ring]
+        calls[entry.key] = partial(next, map(entry.runnable.run, cycle(batches)))
+    turn = len(entries[0].sized.ring)
+    times = time_interleaved(calls, device, Budget(turn, 0.0, turn, warmup_rounds=0))
+    for entry in entries:
+        entry.new_ms = times[entry.key][:turn]  # on a restless machine there are more, of images met
+
+
 def _entries(
     sized: Sized,
     methods: Mapping[str, MethodConfig],
+    slices: Mapping[str, MethodConfig],
     engines: Sequence[Engine],
     learned: Path | None,
     own: Sized,
@@ -492,14 +532,16 @@ def _entries(
     # how to get each separately timed part from a model; None if there is only one
     parts: dict[str | None, Callable[[nn.Module], nn.Module]]
     parts = {None: lambda whole: whole} if front is None else {front: Front, WHOLE: lambda whole: whole}
+    configs = {**methods, **slices}
     for dtype in dict.fromkeys(engine.dtype for engine in engines):
         base = in_dtype(model, dtype)
         copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
         for name, config in methods.items():
             copies[name, ""] = reduced_copy(base, config, learned)
+        copies |= {(name, ""): sliced_copy(base, config, learned) for name, config in slices.items()}
         for part, take in parts.items():
             # count the copies that are timed: learned reducers are initialised randomly in every copy
-            reduced = {name: take(copies[name, ""]) for name in methods}
+            reduced = {name: take(copies[name, ""]) for name in configs}
             promised = macs_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
             if sized is not own:
                 macs = [count_macs(take(in_dtype(one.model, dtype)), one.ring[0][:1].to(dtype)) for one in (own, sized)]
@@ -507,7 +549,7 @@ def _entries(
                 promised = {DENSE: cheaper, **{name: cheaper * promise for name, promise in promised.items()}}
             for engine in engines:
                 for (name, kernel), copied in copies.items():
-                    runs = name == DENSE or engine.obstacle(methods[name], len(ring[0])) is None
+                    runs = name == DENSE or engine.obstacle(configs[name], len(ring[0])) is None
                     if engine.dtype == dtype and runs:
                         whole = take(copied)
                         make = partial(engine.prepare, whole)
@@ -566,6 +608,7 @@ class Entry:
         call: one forward of the images.
         seconds: duration of `prepare`.
         parts: timers of the parts of a `Prefill`.
+        new_ms: times of one turn of images that were new; None if none were.
     """
 
     name: str
@@ -580,6 +623,7 @@ class Entry:
     call: Callable[[], object] = field(init=False)
     seconds: float = field(init=False)
     parts: Stopwatch | None = None
+    new_ms: FloatArray | None = None
 
     @property
     def key(self) -> str:
@@ -594,7 +638,7 @@ class Entry:
         start, ring = time.perf_counter(), self.sized.ring
         self.runnable = self.make(ring[0], folder, self.sized.calibration)
         with torch.inference_mode():
-            self.call = in_turn(self.runnable.run, [self.runnable.given(images) for images in ring])
+            self.runnable.run(self.runnable.given(ring[0]))
         self.seconds = time.perf_counter() - start
 
     def watch(self, within: ExitStack, device: torch.device) -> None:
@@ -643,6 +687,7 @@ def _rows(
         part: quickest(one for one in dense.values() if one.name == DENSE and one.part == part) for *_, part in dense
     }
     kept = [*dense.values(), *(entry for entry in entries if not entry.kernel)]
+    limits = {(entry.name, entry.on, entry.part): times[entry.key] for entry in entries}
     exact = None
     if own.held_out and None in baseline and isinstance(own.model, nn.Module):
         exact = _exact(own.model, own.held_out)
@@ -659,6 +704,14 @@ def _rows(
         own_dense = times[dense.get(place, base).key]
         numbers["engine_speedup"] = paired_speedup(own_dense, times[entry.key]).median
         numbers["prepare_seconds"] = entry.seconds
+        if entry.new_ms is not None and base.new_ms is not None:
+            met = paired_speedup(base.new_ms, entry.new_ms)
+            numbers |= {"new_p50_ms": summarise(entry.new_ms).p50_ms, "new_speedup": met.median}
+            numbers |= {"new_speedup_q1": met.q1, "new_speedup_q3": met.q3}
+        limit = limits.get((slice_of(entry.name), entry.on, entry.part))
+        if limit is not None:
+            reached = paired_speedup(limit, times[entry.key])
+            numbers |= {"of_limit": reached.median, "of_limit_q1": reached.q1, "of_limit_q3": reached.q3}
         if exact is not None and entry.kernel:
             tell(f"comparing {entry.key} with fp32")
             numbers |= _agreement(entry, entry.sized.held_out, exact)

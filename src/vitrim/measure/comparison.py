@@ -169,6 +169,8 @@ tome:r=8 (1.21x, loses 0.30)
         for place, size in enumerate(sizes):
             speed, better = row["speeds"][place], [other for other in own if dominates(other, row, place)]
             text = f"at batch {size} {speed['speedup']:.2f}x as fast as dense"
+            if "new_speedup" in speed and row["method"] not in (DENSE,):
+                text += f" ({speed['new_speedup']:.2f}x on new images)"
             if row in every:
                 texts.append(f"at batch {size} {speed['speedup']:.2f}x the speed of the fastest dense")
                 best[size] += [] if better else [row]

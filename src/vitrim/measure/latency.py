@@ -50,6 +50,7 @@ class Budget:
         min_seconds: least time in seconds per candidate, without warm-up.
         max_rounds: most rounds.
         warmup_rounds: initial rounds that do not count, for caches, lazy set-up and compilation.
+        slice: `vitrim.bench` also times the limit of every static method, a plain slice (`vitrim.measure.limit`).
 
     Raises:
         VitrimError: a number below its minimum, or ``max_rounds`` below ``min_rounds``.
@@ -63,6 +64,7 @@ class Budget:
     min_seconds: Annotated[float, Field(ge=0)] = 1.0
     max_rounds: Positive = 1000
     warmup_rounds: Natural = 3
+    slice: bool = False
 
     def __post_init__(self) -> None:
         if self.max_rounds < self.min_rounds:

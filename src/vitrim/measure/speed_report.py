@@ -10,6 +10,7 @@ from typing import Any
 
 from vitrim import style
 from vitrim.measure.latency import APART
+from vitrim.measure.limit import PLAIN_SLICE
 from vitrim.measure.records import Row
 from vitrim.report import Report, Table
 
@@ -21,6 +22,14 @@ MEANING = (
     "ratio: speed-up over promised",
 )
 """Explanations of the columns of a table."""
+LIMIT = (
+    "of limit: speed over that of the plain slice, x[:, :n] with the same counts and no decision, which is the limit "
+    "and no method to use; q1-q3 in the words below"
+)
+NEW = (
+    "new ms, new speed-up: on images that the engine meets for the first time, where engines prepare for every new "
+    "number of tokens; the other columns: on the same images again"
+)
 AGREE = "agree %: images with the same top-1 as the dense model in fp32"
 PARTS_MEANING = (
     "ms of one batch, medians. tower: of images; selection: all that is spent on choosing; language model: on the "
@@ -61,6 +70,8 @@ class SpeedReport(Report):
         if place in (0, -len(self.tables)):
             yield from MEANING
             yield from [AGREE] * any("agreement" in row for row in self.rows)
+            yield from [LIMIT] * any("of_limit" in row for row in self.rows)
+            yield from [NEW] * any("new_speedup" in row for row in self.rows)
         if self.parts_tables:
             yield from self.parts_tables[place].parts()
             if place in (0, -len(self.tables)):
@@ -86,7 +97,11 @@ def table(rows: Sequence[Row]) -> Table:
     kernels = "; ".join(_kernel_text(row, several) for row in dense)
     title = f"{first['model']}, {setting_text(first, several)}; {kernels}; rounds: {first['rounds']}"
     agreement = any("agreement" in row for row in rows)
-    cells = [_cells(row, several, agreement) for row in rows]
+    limited, new = any("of_limit" in row for row in rows), "new_speedup" in first
+    cells = [
+        {**_cells(row, several, agreement), **(_limit_cell(row) if limited else {}), **(_new_cells(row) if new else {})}
+        for row in rows
+    ]
     columns, texts = tuple(cells[0]), [tuple(each.values()) for each in cells]
     text_columns = columns.index("images/s") if several else 1
     return Table(f"batch_{first['batch_size']}", title, columns, texts, text_columns=text_columns)
@@ -120,6 +135,7 @@ def in_words(rows: Sequence[Row]) -> list[str]:
         *([prepared(rows)] if {row["engine"] for row in rows} != {ALONE[0]} else []),
         *(advice(rows) if several else []),
         *(line for row, base in against if row is not base for line in verdicts(row, base, several=several)),
+        *limits(rows),
         *unrest(rows),
     ]
 
@@ -233,6 +249,29 @@ def _cells(row: Row, several: bool, agreement: bool) -> dict[str, str]:
     }
 
 
+def _limit_cell(row: Row) -> dict[str, str]:
+    return {"of limit": f"{row['of_limit']:.2f}" if "of_limit" in row else ""}
+
+
+def _new_cells(row: Row) -> dict[str, str]:
+    return {"new ms": f"{row['new_p50_ms']:.2f}", "new speed-up": f"{row['new_speedup']:.2f}"}
+
+
+def limits(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a sentence on the share of its limit that every sliced method reaches.
+
+    Example:
+        >>> row = {"method": "tome:r=8", "engine": "openvino", "precision": "int8", "of_limit": 0.92,
+        ...        "of_limit_q1": 0.91, "of_limit_q3": 0.93}
+        >>> list(limits([row]))
+        ['tome:r=8 reaches 0.92 (0.91-0.93) of the speed of its plain slice on openvino int8']
+    """
+    for row in rows:
+        if "of_limit" in row:
+            share, q1, q3 = (f"{row[key]:.2f}" for key in ("of_limit", "of_limit_q1", "of_limit_q3"))
+            yield f"{row['method']} reaches {share} ({q1}-{q3}) of the speed of its plain slice on {engine_of(row)}"
+
+
 def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on the seconds that compiling or exporting took, by engine.
 
@@ -293,8 +332,8 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def shows_only_cost(method: str) -> bool:
-    """True if a method only shows vitrim's own overhead."""
-    return method.partition(":")[0] == "none"
+    """True if a method only shows vitrim's own overhead, or what others cost."""
+    return method.partition(":")[0] == "none" or method.startswith(PLAIN_SLICE)
 
 
 def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool = False) -> list[str]:

@@ -12,6 +12,11 @@ import torch
 from vitrim.engines.formats.base import DECISIONS, KEY, Array, Format, Graph, Run, as_array, quantised, quiet
 from vitrim.errors import VitrimError, first_line
 
+ANY_TIE = "any_tie"
+"""Suffix of the names of sorts that may leave equal values in any order."""
+UNSTABLE = ("aten.sort.default", "aten.topk.default")
+"""Sorts of torch that promise no order of equal values."""
+
 LARGEST = 1_900_000_000
 """Largest bytes of weights inside the file: protobuf is limited to 2 GiB."""
 
@@ -123,4 +128,28 @@ def to_onnx(graph: Graph) -> Any:
         scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
         if ".reducer" in scopes:  # decides about tokens; the module has this name in every host
             node.name = f"{DECISIONS}/{node.name}"
+        if node.op_type == "TopK":
+            _sort_first(node)
+            made_of = node.metadata_props.get("pkg.torch.onnx.fx_node", "")
+            if any(call in made_of for call in UNSTABLE):
+                node.name = f"{node.name}/{ANY_TIE}"
     return written
+
+
+def _sort_first(topk: Any) -> None:
+    """Sort only as many entries as the graph reads, where slices read the first ones."""
+    uses = [use.node for output in topk.outputs for use in output.uses()]
+    if not uses or any(node.op_type != "Slice" or len(node.inputs) < 5 for node in uses):
+        return
+    read = [[_whole_number(value) for value in node.inputs[1:]] for node in uses]
+    axis, every = topk.attributes.get_int("axis", -1), _whole_number(topk.inputs[1])
+    starts, ends, axes, steps = (set(each) for each in zip(*read, strict=True))
+    (end, *others) = ends
+    if not others and end and every and end < every and starts == {0} and steps == {1} and axes == {axis}:
+        topk.replace_input_with(1, uses[0].inputs[2])
+
+
+def _whole_number(value: Any) -> int | None:
+    """The only entry of an initializer; None if ``value`` is none, or has several."""
+    known = value.const_value if value.is_initializer() else None
+    return int(known.numpy().item()) if known is not None and known.size == 1 else None

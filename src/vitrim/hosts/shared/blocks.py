@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.core.attention import project_parts, split_heads
+from vitrim.core.attention import project_parts, split_parts
 from vitrim.core.block import ReducedBlock, class_of, is_bare, reduced_in, replaced
 from vitrim.core.host import Host
 from vitrim.core.tokens import STAMP, whole
@@ -100,8 +100,7 @@ class JointBlock(NamedBlock):
 
     def part(self, attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
         """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
-        parts = self.joined(attn, y, first, end).chunk(end - first, dim=-1)
-        return tuple(split_heads(part, getattr(attn, self.heads_name)) for part in parts)
+        return split_parts(self.joined(attn, y, first, end), end - first, getattr(attn, self.heads_name))
 
     def joined(self, attn: Any, y: Tensor, first: int, end: int) -> Tensor:
         """These parts side by side, (B, N, (end - first) H d)."""

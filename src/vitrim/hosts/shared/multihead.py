@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.attention import Attention, project_parts, split_parts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, part_of
@@ -38,7 +38,7 @@ class MultiheadBlock(NamedBlock):
 def packed_part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d), by ``in_proj_weight``."""
     projected = part_of(attn.in_proj_weight, attn.in_proj_bias, y, first, end)
-    return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
+    return split_parts(projected, end - first, attn.num_heads)
 
 
 def check_options(attention: nn.MultiheadAttention, family: str) -> None:

@@ -11,7 +11,7 @@ from timm.models import vision_transformer as vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.attention import Attention, project_parts, split_parts
 from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.shared.blocks import through
@@ -106,8 +106,7 @@ class ReducedParallelScalingBlock(ReducedViTBlock, vit.ParallelScalingBlock):
 
     def _part(self, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
         """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
-        parts = self._projected(y, first + 1, end + 1).chunk(end - first, dim=-1)
-        return tuple(split_heads(part, self.num_heads) for part in parts)
+        return split_parts(self._projected(y, first + 1, end + 1), end - first, self.num_heads)
 
     def _projected(self, y: Tensor, first: int, end: int) -> Tensor:
         """Parts first..end of MLP, q, k, v (0, 1, 2, 3) of normed tokens (B, N, C), concatenated."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.attention import Attention, project_parts, split_heads, split_parts
 from vitrim.core.block import is_bare, running
 from vitrim.core.host import Host
 from vitrim.core.library import pair
@@ -93,7 +93,7 @@ class OwnBlock(NamedBlock):
         if not self.comes_apart():
             return tuple(split_heads(each, heads) for each in layers[0](y).chunk(3, dim=-1)[first:end])
         projected = part_of(layers[0].weight, layers[0].bias, y, first, end)
-        return tuple(split_heads(each, heads) for each in projected.chunk(end - first, dim=-1))
+        return split_parts(projected, end - first, heads)
 
     def project_output(self, out: Tensor) -> Tensor:
         (attn,) = self.attentions(self)
