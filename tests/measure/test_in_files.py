@@ -18,7 +18,7 @@ from cli_runs import exit_code
 from made_files import file as in_memory
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
-from vitrim.measure.bench import _file_entries
+from vitrim.measure.bench import Sized, _file_entries
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
@@ -216,8 +216,9 @@ def test_what_a_file_saves_is_what_its_tokens_do(model: Any, file: vitrim.Export
 def test_a_files_promise_is_over_the_baseline() -> None:
     """A dense file beside a reduced one, which is the baseline, promises to be slower."""
     baseline, dense = made("r.onnx", "tome:r=3", gmacs=1.0), made("d.onnx")
-    assert [one.promised for one in _file_entries({"d.onnx": dense}, baseline)] == [0.25]
-    assert [one.promised for one in _file_entries({"r.onnx": baseline}, torch.nn.Linear(1, 1))] == [4.0]
+    sized = [Sized(baseline, [torch.zeros(1, 3, 32, 32)])]
+    assert [one.promised for one in _file_entries({"d.onnx": dense}, baseline, sized)] == [0.25]
+    assert [one.promised for one in _file_entries({"r.onnx": baseline}, torch.nn.Linear(1, 1), sized)] == [4.0]
 
 
 def test_logits_are_no_embedding(file: vitrim.Exported, data: ImageDataset) -> None:
