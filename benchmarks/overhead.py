@@ -41,8 +41,8 @@ from vitrim.measure.latency import fastest, paired_speedup, summarise, time_inte
 
 LITTLE = "mctf:r=1"
 METHODS = ("tome:r=13", "atm", "topk:keep_rate=0.7", "evit:keep_rate=0.7", "dynamicvit:keep_rate=0.7", "cropr:r=8")
-METHODS += ("sit:keep_rate=0.7", "l2:keep_rate=0.7", "random:keep_rate=0.7", "mctf:r=16", "pitome", "tofu", "diffrate")
-METHODS += ("gtp", LITTLE)
+METHODS += ("sit:keep_rate=0.7", "l2:keep_rate=0.7", "random:keep_rate=0.7", "mctf:r=16", "pitome", "tofu")
+METHODS += ("diffrate:discount_sizes=true", "gtp", LITTLE)
 TOLERANCE = 1e-4
 FORMS = ("slice", "loop", "operators")
 

@@ -68,11 +68,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
-def attend_with_map(block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+def attend_with_map(block: Any, x: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Tokens with attention added, and the attention (B, P) of the class token to every patch, from the whole map."""
+    weights, out = attention_map(block, x, size)
+    return add_attention(block, x, out), weights[:, :, 0, 1:].mean(1)
+
+
+def attention_map(block: Any, x: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The map (B, H, N, N), each key weighted by ``size`` (B, N), and the attention output (B, H, N, d)."""
     q, k, v = project(block, x)
-    weights = ((q * block.attn.scale) @ k.transpose(-2, -1)).softmax(-1)
-    return add_attention(block, x, weights @ v), weights[:, :, 0, 1:].mean(1)
+    logits = (q * block.attn.scale) @ k.transpose(-2, -1)
+    weights = (logits if size is None else logits + size.log()[:, None, None, :]).softmax(-1)
+    return weights, weights @ v
 
 
 def plain_block(block: Any, x: Tensor) -> Tensor:
@@ -223,6 +230,72 @@ def evit(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
     return forward
 
 
+def diffrate(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
+    """DiffRate (section 3), at inference: the patches that the class token attends to least join the others."""
+    discounts = reducers[0].config.discount_sizes
+
+    def forward(images: Tensor) -> Tensor:
+        x = embed(model, images)
+        size: Tensor | None = None
+        for block, count in zip(model.blocks, counts, strict=True):
+            x, score = attend_with_map(block, x, size)
+            if count < x.shape[1]:
+                size = x.new_ones(x.shape[:2]) if size is None else size
+                order = F.pad(score.argsort(dim=1, descending=True) + 1, (1, 0))
+                x, size = pick(x, order), size.gather(1, order)
+                unit = x / x.norm(dim=-1, keepdim=True)
+                similarity = unit[:, count:] @ unit[:, 1:count].transpose(1, 2)
+                best, partner = similarity.max(dim=-1)
+                gained = size[:, count:] * best if discounts else size[:, count:]
+                size = size[:, :count].scatter_add(1, partner + 1, gained).clamp_min(torch.finfo(size.dtype).eps)
+                index = (partner + 1).unsqueeze(-1).expand(-1, -1, x.shape[-1])
+                x = x[:, :count].scatter_reduce(1, index, x[:, count:], "mean")
+            x = add_mlp(block, x)
+        return classify(model, x)
+
+    return forward
+
+
+def gtp(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
+    """GTP-ViT (section 3): the patches that matter least go, and their neighbours on a graph gain their content."""
+    config = reducers[0].config
+
+    def forward(images: Tensor) -> Tensor:
+        x = embed(model, images)
+        graph, scale = patch_graph(model, x[:, 1:], config.num_neighbours), x.new_ones(x.shape[:2])
+        for block, count in zip(model.blocks, counts, strict=True):
+            weights, out = attention_map(block, x, scale)
+            x = add_attention(block, x, out)
+            if count < x.shape[1]:
+                score = weights.diagonal(dim1=2, dim2=3).amax(dim=1) * weights.sum(dim=2).amax(dim=1)
+                order = score[:, 1:].argsort(dim=1, descending=True)
+                kept, removed = order[:, : count - 1], order[:, count - 1 :]
+                rows = pick(graph, kept)
+                lost = config.alpha * rows.gather(2, removed.unsqueeze(1).expand(-1, count - 1, -1))
+                graph = rows.gather(2, kept.unsqueeze(1).expand(-1, count - 1, -1))
+                together = torch.cat([x, scale.unsqueeze(-1)], dim=-1)
+                patches = pick(together[:, 1:], kept) + lost @ pick(together[:, 1:], removed)
+                x, scale = torch.cat([together[:, :1], patches], dim=1).split([x.shape[-1], 1], dim=-1)
+                scale = scale.squeeze(-1)
+            x = add_mlp(block, x)
+        return classify(model, x)
+
+    return forward
+
+
+def patch_graph(model: Any, patches: Tensor, neighbours: int) -> Tensor:
+    """(B, P, P) D^-1/2 G D^-1/2 of GTP-ViT: patches next to each other on the grid or similar in content."""
+    index = torch.arange(patches.shape[1], device=patches.device)
+    row, column = index // model.patch_embed.grid_size[1], index % model.patch_embed.grid_size[1]
+    near = torch.maximum((row[:, None] - row).abs(), (column[:, None] - column).abs()) == 1
+    unit = F.normalize(patches, dim=-1)
+    similarity = unit @ unit.transpose(1, 2)
+    similarity.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+    joined = (near | (similarity >= similarity.topk(neighbours, dim=2).values[..., -1:])).to(patches.dtype)
+    root = joined.sum(dim=2).rsqrt()
+    return joined * root[:, :, None] * root[:, None, :]
+
+
 def dynamicvit(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
     """DynamicViT (section 3.2), at inference: keep what the predictor prefers."""
 
@@ -285,6 +358,8 @@ LOOPS: dict[str, Loop] = {
     "evit": evit,
     "dynamicvit": dynamicvit,
     "cropr": cropr,
+    "diffrate": diffrate,
+    "gtp": gtp,
     "sit": sit,
 }
 """A loop for every method that has one, with its default options but for the amount."""

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from vitrim.core.reduce import reduce_
 from vitrim.core.registry import parse_method, selectors
 from vitrim.engines.copies import dense_copies, reduced_copy
 from vitrim.engines.macs import count_macs
@@ -31,12 +33,22 @@ try:
     import overhead
     import plain_loops
     import upstream
+    import widths
     from script import from_shell
 finally:
     sys.path.remove(FOLDER)
 
 SMALL = ["--model", "test_vit", "--batch-size", "1", "--threads", "1", "--rounds", "1"]
-LOOPED = ("tome:r=2", "topk", "evit", "dynamicvit", "cropr:r=2", "sit")
+LOOPED = (
+    "tome:r=2",
+    "topk",
+    "evit",
+    "dynamicvit",
+    "cropr:r=2",
+    "sit",
+    "diffrate:r=2,discount_sizes=true",
+    "gtp:num_prop=2",
+)
 SCRIPTS = {path.stem for path in Path(FOLDER).glob("*.py")} - {"upstream_families"}
 """All but the one that is imported beside the tests of transformers."""
 
@@ -289,6 +301,41 @@ def test_losses_at_a_speed_are_on_the_line_between_timed_settings(
         for speed in (1.25, 1.5)
     ]
     assert capsys.readouterr().out.splitlines()[-1] == f"| `tome` | +0.4 ± 0.2 * | {wanted[0]} | {wanted[1]} | - |"
+
+
+def vit(heads: int, width: int = 8, seed: int = 0, **options: Any) -> VisionTransformer:
+    """A ViT whose every parameter is random: biases, scales and tokens, too."""
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "num_classes": 5, "init_values": 0.5, "depth": 3}
+    model = VisionTransformer(embed_dim=width * heads, num_heads=heads, **(sizes | options)).eval()
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.2)
+    return model
+
+
+@pytest.mark.parametrize("times", [2, 4])
+@pytest.mark.parametrize("method", ["none", "tome:r=3", "mctf:r=3", "pitome", "topk", "ppt:r=3", "diffrate:r=3"])
+def test_a_wider_model_decides_and_computes_the_same(times: int, method: str) -> None:
+    narrow, wide, images = vit(3), vit(3 * times, seed=1), torch.randn(2, 3, 32, 32)
+    assert widths.widen_(wide, narrow) <= 1e-5
+    of_narrow, of_wide = (reduce_(each, parse_method(method)) for each in (narrow, wide))
+    with torch.inference_mode():
+        torch.testing.assert_close(wide(images), narrow(images), rtol=0, atol=1e-5)
+    assert torch.equal(of_wide.state.source, of_narrow.state.source)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"heads": 6, "depth": 2}, "the same layers with more channels, but blocks.2.norm1.weight differs"),
+        ({"heads": 6, "depth": 4}, "the same layers with more channels, but blocks.3.norm1.weight is one more"),
+        ({"heads": 4}, r"cls_token: \(1, 1, 32\) is no multiple of \(1, 1, 24\)"),
+        ({"heads": 3, "width": 16}, "heads of the same width and more of them, but logits differ by"),
+    ],
+)
+def test_a_model_that_is_not_just_wider_is_refused(other: dict[str, int], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        widths.widen_(vit(**other), vit(3))
 
 
 @pytest.mark.slow

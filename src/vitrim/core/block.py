@@ -550,19 +550,20 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
     return all(name == "torch" or name.startswith(("torch.nn.", "torch._subclasses.")) for name in kinds)
 
 
-def is_altered(module: nn.Module, library: str | None = None) -> bool:
+def is_altered(module: nn.Module, *, by_others: bool = False) -> bool:
     """True if a forward or hooks were put on the instance ``module``.
 
     Args:
-        library: package whose hooks do not count, because they only record.
+        by_others: hooks of the module's own library do not count, because they only record.
     """
     if "forward" in module.__dict__:
         return True
     found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if not (found[0] or found[1] or found[2] or found[3]):  # runs for every block in every forward
         return False
+    own = type(module).__module__.partition(".")[0] + "."
     return any(
-        library is None or not getattr(hook, "__module__", "").startswith(f"{library}.")
+        not (by_others and getattr(hook, "__module__", "").startswith(own))
         for hooks in found
         for hook in hooks.values()
     )

@@ -371,7 +371,7 @@ def alteration(part: nn.Module) -> str | None:
 
     Hooks of the host library itself do not count: they only record.
     """
-    if not is_altered(part, library=type(part).__module__.partition(".")[0]):
+    if not is_altered(part, by_others=True):
         return None
     return (
         f"the module {type(part).__name__} has hooks or a forward of its own, and a reduced block calls what "
@@ -379,9 +379,16 @@ def alteration(part: nn.Module) -> str | None:
     )
 
 
+FORWARDS: dict[type[nn.Module], Any] = {}
+"""The forward of each class that was last seen to be its own: every forward asks, and `replaced` takes long."""
+
+
 def class_alteration(kind: type[nn.Module]) -> str | None:
     """The refusal of a class of blocks, or of what they bypass, whose forward someone replaced; else None."""
+    if FORWARDS.get(kind) is kind.forward:
+        return None
     if (name := replaced(kind)) is None:
+        FORWARDS[kind] = kind.forward
         return None
     return (
         f"the forward of the class {kind.__name__} was replaced by {name}, and a reduced block calls what is in it "

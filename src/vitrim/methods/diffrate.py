@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from vitrim.core.assignment import Hard, Soft, merge, prune
+from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.matching import best_partners, full_precision, unit
@@ -24,6 +24,20 @@ from vitrim.errors import VitrimError
 
 POLICY = "diffrate_policy"
 KEPT = "kept_numbers"
+
+
+@dataclass(frozen=True)
+class Discounted(Hard):
+    """A merge in which a moved token adds its size times its ``similarity`` (B, R) to the token that it joins."""
+
+    similarity: Tensor = field(kw_only=True)
+
+    def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
+        assert self.moved is not None
+        assert self.into is not None
+        gained = state.size.gather(1, self.moved) * self.similarity
+        total = state.size.gather(1, self.anchor).scatter_add(1, self.into, gained)
+        return super().advance(x, state, total.clamp_min(torch.finfo(total.dtype).eps))
 
 
 @dataclass(frozen=True)
@@ -125,24 +139,15 @@ class DiffRateReducer(Reducer[DiffRate]):
         if survivors == keep:
             return prune(state, best)
         patches = unit(x[:, state.num_prefix :].to(state.size.dtype))
-        _, partner = best_partners(take(patches, tail), take(patches, best))
-        return merge(state, best, tail, partner, weight=torch.ones_like(state.size))
+        joining, receiving = take(patches, tail), take(patches, best)
+        _, partner = best_partners(joining, receiving)
+        merged = merge(state, best, tail, partner, weight=torch.ones_like(state.size))
+        if not self.config.discount_sizes:
+            return merged
+        return Discounted(**vars(merged), similarity=(joining * take(receiving, partner)).sum(dim=-1))
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return patch_score(attention, state, self.config.score)
-
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> StepOutput:
-        merged, after = assignment.apply(x, state)
-        if not self.config.discount_sizes or not isinstance(assignment, Hard):
-            return merged, after
-        # a joining token counts in proportion to its cosine with the token it joins
-        hard, size = assignment, state.size.gather(1, assignment.anchor)
-        if hard.moved is not None and hard.into is not None:
-            vectors = unit(x.to(state.size.dtype))
-            similarity = (take(vectors, hard.moved) * take(vectors, hard.anchor.gather(1, hard.into))).sum(dim=-1)
-            size = size.scatter_add(1, hard.into, state.size.gather(1, hard.moved) * similarity)
-            size = size.clamp_min(torch.finfo(size.dtype).eps)
-        return merged, replace(after, size=size)
 
 
 class LearningReducer(Reducer[DiffRate]):
