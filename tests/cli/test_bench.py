@@ -21,7 +21,7 @@ from vitrim.measure.bench import macs_speedups, measure
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Row
-from vitrim.measure.speed_report import advice, verdicts
+from vitrim.measure.speed_report import advice, table, verdicts
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]
@@ -432,6 +432,24 @@ def test_advice_names_the_engine_and_what_reducing_adds_to_the_fastest_dense_mod
         "topk shows no clear gain at batch 8: on onnxruntime 1.20x (1.19-1.21) dense on openvino (fused), where its "
         "MACs promise 1.50x",
     ]
+
+
+def test_several_engines_stand_one_below_the_other_fastest_first():
+    int8 = {"engine": "openvino", "precision": "int8"}
+    rows = [
+        made_up(speedup=0.4, engine_speedup=1.0),
+        made_up(**int8),
+        made_up("topk", 0.5, engine_speedup=1.25),
+        made_up("topk", 1.3, **int8),
+        made_up("tome", 0.6, engine_speedup=1.5),
+        made_up("tome", 1.2, **int8),
+    ]
+    shown = [dict(zip(table(rows).columns, cells, strict=True)) for cells in table(rows).rows]
+    assert [(row["engine"], row["method"], row["own engine"]) for row in shown] == [
+        *(("openvino int8", "dense", "1.00"), ("openvino int8", "topk", "1.30"), ("openvino int8", "tome", "1.20")),
+        *(("eager", "dense", "1.00"), ("eager", "tome", "1.50"), ("eager", "topk", "1.25")),
+    ]
+    assert "ratio" in table([row for row in rows if row["engine"] == "eager"]).columns
 
 
 def test_methods_without_a_fixed_graph_are_not_timed_on_engines_of_files(tmp_path, monkeypatch):

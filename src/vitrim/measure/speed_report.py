@@ -20,6 +20,7 @@ MEANING = (
     "speed-up: over the fastest dense model, the median of the ratios within a round; q1-q3: their quartiles",
     "promised: MACs of the dense model over those of the method, which is the speed-up if time were MACs",
     "ratio: speed-up over promised",
+    "own engine: speed-up over the dense model on the same engine in the same precision",
 )
 """Explanations of the columns of a table."""
 LIMIT = (
@@ -66,9 +67,10 @@ class SpeedReport(Report):
 
     def setting(self, place: int) -> Iterator[Any]:
         """The parts that a terminal shows for one setting; the first one explains the columns."""
-        yield from self.tables[place].parts()
+        table = self.tables[place]
+        yield from table.parts()
         if place in (0, -len(self.tables)):
-            yield from MEANING
+            yield from (line for line in MEANING if _explains(line, table))
             yield from [AGREE] * any("agreement" in row for row in self.rows)
             yield from [LIMIT] * any("of_limit" in row for row in self.rows)
             yield from [NEW] * any("new_speedup" in row for row in self.rows)
@@ -90,8 +92,14 @@ class SpeedReport(Report):
         return super()._repr_html_() + tables + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
+def _explains(line: str, table: Table) -> bool:
+    """True for a line on a column that ``table`` has, or on several."""
+    name = line.partition(":")[0]
+    return name not in ("ratio", "own engine") or name in table.columns
+
+
 def table(rows: Sequence[Row]) -> Table:
-    """The table of one setting, dense first."""
+    """The table of one setting, dense first; several engines one below the other, fastest first."""
     dense = [row for row in rows if row["method"] == rows[0]["method"]]
     several, first = _several(rows), rows[0]
     kernels = "; ".join(_kernel_text(row, several) for row in dense)
@@ -100,11 +108,25 @@ def table(rows: Sequence[Row]) -> Table:
     limited, new = any("of_limit" in row for row in rows), "new_speedup" in first
     cells = [
         {**_cells(row, several, agreement), **(_limit_cell(row) if limited else {}), **(_new_cells(row) if new else {})}
-        for row in rows
+        for row in (_by_engine(rows) if several else rows)
     ]
     columns, texts = tuple(cells[0]), [tuple(each.values()) for each in cells]
     text_columns = columns.index("images/s") if several else 1
     return Table(f"batch_{first['batch_size']}", title, columns, texts, text_columns=text_columns)
+
+
+def _by_engine(rows: Sequence[Row]) -> list[Row]:
+    """The rows by part and engine: the engine of the fastest row first, and in it dense, then the fastest method."""
+    parts, dense = list(dict.fromkeys(row.get("part") for row in rows)), rows[0]["method"]
+    best: dict[str, float] = {}
+    for row in rows:
+        best[engine_of(row)] = max(best.get(engine_of(row), 0.0), row["speedup"])
+
+    def place(row: Row) -> tuple[Any, ...]:
+        engine = engine_of(row)
+        return parts.index(row.get("part")), -best[engine], engine, row["method"] != dense, -row["speedup"]
+
+    return sorted(rows, key=place)
 
 
 def parts_table(rows: Sequence[Row]) -> Table:
@@ -244,7 +266,8 @@ def _cells(row: Row, several: bool, agreement: bool) -> dict[str, str]:
         "speed-up": f"{row['speedup']:.2f}",
         "q1-q3": f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
         "promised": f"{row['macs_speedup']:.2f}",
-        "ratio": f"{row['ratio']:.2f}",
+        # over one dense model for all engines, a ratio would mix what the engine and what the method gains
+        **({"own engine": f"{row['engine_speedup']:.2f}"} if several else {"ratio": f"{row['ratio']:.2f}"}),
         **({"agree %": f"{100 * row['agreement']:.1f}" if "agreement" in row else ""} if agreement else {}),
     }
 
