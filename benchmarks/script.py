@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import host_of, make_method, methods
-from vitrim.engines.macs import profile_of
+from vitrim.core.registry import make_method
 from vitrim.errors import VitrimError, one_line
 from vitrim.files import json_text, write_text
 from vitrim.measure.latency import Budget
-from vitrim.tuning import match_macs
+from vitrim.tuning.cost import MacsCost, within
+from vitrim.tuning.space import Space
 
 Row = dict[str, Any]
 
@@ -68,19 +67,11 @@ def exactly(rounds: int, warmup: int = 1) -> Budget:
 
 
 def at_share(model: nn.Module, method: str, images: Tensor, share: float) -> MethodConfig:
-    """The setting of ``method`` whose MACs on ``images`` come nearest to ``share`` of the dense model's."""
-    tunable = methods()[method].tunable
-    if tunable is None:
-        return make_method(method)
-    if not make_method(method).is_adaptive():
-        images = images[:1]  # counts are the same for all
-    height, width = host_of(model).facts(model).grid_size
-    value = partial(tunable.value, patches=height * width)
-
-    def setting(strength: float) -> MethodConfig:
-        return make_method(method, **{**tunable.fixed, tunable.option: value(strength)})
-
-    dense = profile_of(model, None, images).macs.total
-    ends = [profile_of(model, setting(strength), images).macs.total / dense for strength in (0.0, 1.0)]
-    within = min(max(share, min(ends)), max(ends))  # a method that cannot reach the share gets as near as it can
-    return match_macs(model, images, setting, within, low=0.0, high=1.0, max_steps=12)
+    """The mildest setting of ``method`` with at most ``share`` of the dense MACs on ``images``, else the strongest."""
+    config = make_method(method)
+    if config.tunable is None:
+        return config
+    space = Space.of(model, config)
+    cost = MacsCost(model, space, [images])
+    strongest = space.constant(1.0)
+    return within(space, None, cost, max(share, cost.share(strongest))) or strongest

@@ -184,7 +184,7 @@ def test_what_cannot_be_is_said_before_any_work(
             raise AssertionError("the model is looked at")
 
     with pytest.raises(VitrimError, match=message):
-        tune(**{"model": Never(), "methods": methods, "data": "nowhere", **options})
+        tune(**{"model": PlacedModel(Never(), device="cpu"), "methods": methods, "data": "nowhere", **options})
     assert not Path("tuned").exists()
 
 

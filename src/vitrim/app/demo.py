@@ -35,7 +35,8 @@ from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.images import pixels_of
 from vitrim.plots.patches import plot_merged
 from vitrim.report import Report, Table
-from vitrim.tuning import match_macs
+from vitrim.tuning.cost import MacsCost, within
+from vitrim.tuning.space import Space
 
 # Amounts that save about 30 and 50 % of the MACs of the digits model; the table shows the exact numbers.
 DIGITS_METHODS = (
@@ -245,11 +246,10 @@ def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -
     """ATM with one threshold for all layers and the MACs of ``method`` on ``images``."""
     # On the images that are timed: adaptive counts depend on them.
     share = profile_of(model, method, images).macs.total / profile_of(model, None, images).macs.total
-
-    def setting(theta: float) -> MethodConfig:
-        return ATM(alpha=round(theta, 4), beta=0.0, theta_min=0.0)
-
-    return match_macs(model, images[:2], setting, share, low=0.05, high=1.0)
+    space = Space.of(model, ATM())
+    found = within(space, None, MacsCost(model, space, [images[:2]]), share)
+    assert found is not None, "ATM merges nearly everything at its lowest threshold"
+    return found
 
 
 def draw(exhibit: Exhibit, rows: Sequence[Row], folder: Path) -> list[Path]:

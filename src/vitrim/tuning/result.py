@@ -20,7 +20,7 @@ from vitrim.tuning.space import Point
 TargetKind = Literal["macs", "speedup", "agree"]
 
 TOLERANCE = 0.005
-"""Tolerance of a share of the MACs, because token counts are integers; equals that of `match_macs`."""
+"""Tolerance of a share of the MACs, because token counts are integers."""
 
 RacedState = Literal["searched", "dropped", "out of reach"]
 

@@ -21,12 +21,13 @@ from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.engines.engine import engines_named
-from vitrim.engines.machine import environment, select_device
+from vitrim.engines.machine import environment, seeded_draws, select_device
 from vitrim.errors import VitrimError, check_installed
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.identity import identity
+from vitrim.measure.in_files import place_of
 from vitrim.measure.inputs import ScoredData
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
@@ -146,7 +147,7 @@ def tune(
     spec = search or SearchSpec()
     targets, several = _targets(target)
     configs = _configs(methods)
-    engines, _ = engines_named(*spec.where, select_device(str(PlacedModel.of(model).device or "cpu")))
+    engines, _ = engines_named(*spec.where, place_of(PlacedModel.of(model)))
     begun = _begin(model, source, results, seed)
     if configs is None:
         configs = training_free(begun.loaded.model, counted=targets[0].kind == "speedup")
@@ -306,17 +307,14 @@ class _Begun:
 
 def _begin(model: nn.Module | str | ModelSpec, source: ScoredData, results: Results, seed: int) -> _Begun:
     spec, folder = PlacedModel.of(model), results.path
-    selected = select_device(str(spec.device or "cpu"))
+    device = place_of(spec)
     if folder is not None:
         check_folder(folder)
-    if spec.named:
-        torch.manual_seed(seed)
-    processes = Processes.launched(str(spec.device or "cpu"))
-    place = processes.device or selected
-    loaded = spec.load(place)
-    device = str(spec.device or "cpu") if spec.named else str(next(loaded.model.parameters()).device)
+    processes = Processes.launched(str(device))
+    with seeded_draws(device, seed):
+        loaded = spec.load(processes.device or device)
     task, dataset = open_task(loaded, source, embeddings=True)
-    about = {"data": source.name(dataset), "split": dataset.split, "device": device, "weights": loaded.weights}
+    about = {"data": source.name(dataset), "split": dataset.split, "device": str(device), "weights": loaded.weights}
     store = None if folder is None else folder / "study.jsonl"
     writes = folder if processes.index == 0 else None
     return _Begun(loaded, task, dataset, task.eval_batch(source.batch_size), about, writes, store, processes)
