@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import tiny
 import vitrim
@@ -95,11 +96,13 @@ ROUNDED = [
     for name, kind in sorted(methods().items())
     if name not in UNROUNDED and kind.kind != "soft" and not make_method(name).is_adaptive()
 ]
+BY_IMAGE = {"atm", "ia_red2", "saint"}
+"""Methods that round the counts of every image."""
 
 
-@pytest.mark.parametrize("name", sorted(set(methods()) - set(ROUNDED)))
+@pytest.mark.parametrize("name", sorted(set(methods()) - set(ROUNDED) - BY_IMAGE))
 def test_methods_without_counts_to_round_say_so(name: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match="align=8 rounds fixed counts of tokens, and this method has none"):
+    with pytest.raises(vitrim.VitrimError, match="align=8 rounds counts of tokens, and this method has none"):
         make_method(name, align=8)
 
 
@@ -129,6 +132,49 @@ def test_a_model_runs_with_rounded_counts(text: str) -> None:
     changed = [count for count in reduction.tokens_per_block if count < reduction.states[0].num_patches + prefix]
     assert changed
     assert all(count % 4 == 0 for count in changed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "atm:alpha=0.3,beta=0,theta_min=0,last_block=full",
+        "atm:alpha=0.3,beta=0,theta_min=0,granularity=image,last_block=full",
+        "saint:threshold=0,neighbours=3",
+        "saint:threshold=0,neighbours=3,variant=published",
+        "ia_red2:threshold=0.5",
+    ],
+)
+@torch.no_grad()
+def test_counts_by_image_are_rounded_up(text: str) -> None:
+    """In the first block that removes anything, to the next multiple of what that block would leave; behind it too."""
+    model, images = tiny.HOSTS["vit"](), tiny.images()[:1]
+    counts = []
+    for options in (text, f"{text},align=6"):
+        torch.manual_seed(0)  # of random interpreters
+        with vitrim.reduced(model, options, record=True) as reduction:
+            model(images)
+            counts.append([reduction.states[0].num_tokens, *(reduction.tokens_per_block or [])])
+    plain, rounded = counts
+    first = next(block for block, count in enumerate(plain) if count < plain[0])
+    assert plain[first] % 6, "the example rounds nothing: choose another threshold"
+    assert rounded[first] == min(plain[first] + -plain[first] % 6, plain[0])
+    assert all(count % 6 == 0 or count == plain[0] for count in rounded)
+
+
+@pytest.mark.parametrize("text", ["atm:alpha=0.3,beta=0,theta_min=0,granularity=image", "saint:threshold=0,neighbours=3"])
+@torch.no_grad()
+def test_an_image_in_a_batch_is_rounded_as_it_would_be_alone(text: str) -> None:
+    model, images = tiny.HOSTS["vit"](), tiny.images()
+    with vitrim.reduced(model, f"{text},align=4") as reduction:
+        batch = model(images)
+        alone = torch.cat([model(image) for image in images.split(1)])
+        assert torch.allclose(batch, alone, atol=1e-5)
+        assert reduction.config.align == 4
+
+
+def test_slots_need_no_rounding() -> None:
+    with pytest.raises(vitrim.VitrimError, match="capacity says how many slots there are"):
+        make_method("atm", capacity=(16, 8), align=8)
 
 
 def test_a_block_keeps_by_the_image_it_got_and_not_by_one_before() -> None:

@@ -147,6 +147,7 @@ class Traits:
             default 1; `vitrim.core.schedule.half` where it merges pairs by bipartite matching.
         fixed_by: options of ``vitrim export`` that fix the counts of an `Adaptive` method: ``freeze`` by `frozen`,
             ``capacity`` by `bounded`.
+        aligns: the option ``align`` can round the tokens that it keeps, for every image if counts depend on the images.
         version: of its options and parameters, in saved reductions.
     """
 
@@ -155,6 +156,7 @@ class Traits:
     single_images: bool = False
     least_kept: Callable[[int], int] = one_token
     fixed_by: tuple[Literal["freeze", "capacity"], ...] = ("freeze",)
+    aligns: bool = True
     version: int = 1
 
 
@@ -211,8 +213,8 @@ class MethodConfig(Options):
 
     @model_validator(mode="after")
     def _check_general(self) -> MethodConfig:
-        if self.is_adaptive() or self.kind in ("soft", "none"):
-            refuse_align(self)
+        if self.align > 1 and not self.can_align():
+            raise ValueError(f"align={self.align} rounds counts of tokens, and this method has none to round")
         if self.restore is not None and self.kind not in ("prune", "mixed"):
             raise ValueError(
                 f"restore={self.restore} is for methods that prune: merged patches get their group's value"
@@ -223,6 +225,10 @@ class MethodConfig(Options):
                 "as each image needs"
             )
         return self
+
+    def can_align(self) -> bool:
+        """True if the option ``align`` can round the tokens that the method leaves."""
+        return self.traits.aligns and self.kind not in ("soft", "none")
 
     def restoring(self) -> Restore:
         """The form in which pruned patches reach a dense head."""
@@ -371,12 +377,6 @@ def refuse_parts(r: float | Sequence[float]) -> None:
     """Raise `ValueError` if ``r``, or an entry of it, is neither a whole number nor a share below 1."""
     if any(each > 1 and not float(each).is_integer() for each in (r if isinstance(r, Sequence) else (r,))):
         raise ValueError("r must be a whole number of tokens, or a fraction below 1")
-
-
-def refuse_align(config: MethodConfig) -> None:
-    """Raise `ValueError` if ``align`` is set: for methods without fixed counts."""
-    if config.align > 1:
-        raise ValueError(f"align={config.align} rounds fixed counts of tokens, and this method has none to round")
 
 
 class Adaptive(MethodConfig):

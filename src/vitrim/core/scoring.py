@@ -115,6 +115,29 @@ def real_patches(state: TokenState) -> Tensor:
     return state.mask[:, state.num_prefix :]
 
 
+def rounded_up(count: Tensor, multiple: int, most: Tensor | int) -> Tensor:
+    """Numbers of tokens (B, 1) rounded up to a ``multiple``, but at most ``most``: the option ``align`` by image.
+
+    Example:
+        >>> rounded_up(torch.tensor([[150], [193]]), 16, 197).tolist()
+        [[160], [197]]
+    """
+    up = (count + multiple - 1) // multiple * multiple
+    return up.clamp(max=most)
+
+
+def first_ranked(score: Tensor, count: Tensor) -> Tensor:
+    """(B, P) bool: the ``count`` (B, 1) places of the highest ``score`` (B, P), the first ones among equals.
+
+    Example:
+        >>> first_ranked(torch.tensor([[0.1, 0.3, 0.3]]), torch.tensor([[1]])).tolist()
+        [[False, True, False]]
+    """
+    order = score.argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(score.shape[1], device=score.device).expand_as(order)
+    return torch.zeros_like(order).scatter(1, order, places) < count
+
+
 def prune_flagged(
     state: TokenState, chosen: Tensor, most: int, to_bound: bool = False, *, follows: bool = False
 ) -> Hard | None:

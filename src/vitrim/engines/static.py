@@ -66,7 +66,7 @@ def bound(
     """``method`` with fixed slots per block, enough for the share ``quantile`` of ``images``; a mask marks empty slots.
 
     Images that fit give the output of the adaptive method; the others are reduced further until they fit. Slots, prefix
-    included, are rounded up to multiples of 8.
+    included, are rounded up to multiples of 8, or of the method's ``align``.
 
     Args:
         model, method, images, learned: see `freeze`.
@@ -88,10 +88,10 @@ def bound(
     prefix = host.facts(model).num_prefix
     adaptive = _adaptive(config, "capacity")
     counts = patches_per_block(model, config, images, learned)
-    slots, current = [], int(counts[0, 0])
+    slots, current, multiple = [], int(counts[0, 0]), config.align if config.align > 1 else MULTIPLE
     for block in counts[:, 1:].T:
         needed = math.ceil(float(np.quantile(block, quantile, method="higher")))
-        current = min(current, math.ceil((needed + prefix) / MULTIPLE) * MULTIPLE - prefix)
+        current = min(current, math.ceil((needed + prefix) / multiple) * multiple - prefix)
         slots.append(current)
     return adaptive.bounded(slots)
 

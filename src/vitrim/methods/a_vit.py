@@ -35,7 +35,7 @@ class AViT(MethodConfig):
 
     name = "a_vit"
     paper = "A-ViT: Adaptive Tokens for Efficient Vision Transformer (CVPR 2022)"
-    traits = Traits(training_free=False, single_images=True)
+    traits = Traits(training_free=False, single_images=True, aligns=False)
     tunable = Tunable("gate_center", 100.0, 0.0, digits=3)
 
     gate_scale: float = Field(10.0, gt=0.0, description="gamma: factor of channel 0 in the halting probability")

@@ -22,7 +22,7 @@ from vitrim.core.matching import (
     most_similar_first,
     unit,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Needs, Traits, Tunable, refuse_align
+from vitrim.core.method import Adaptive, Count, MethodConfig, Needs, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, Pattern, Remove, half
@@ -49,7 +49,7 @@ class ALGM(Adaptive):
         "Transformers (CVPR 2024)"
     )
     kind = "merge"
-    traits = Traits(batch_dependent=True, single_images=True)
+    traits = Traits(batch_dependent=True, single_images=True, aligns=False)
     runtime = frozenset({"threshold"})
     tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)
 
@@ -68,7 +68,6 @@ class ALGM(Adaptive):
             raise ValueError("global_block must be behind local_block: windows are merged while the grid is whole")
         if self.r is not None and "threshold" in self.model_fields_set:
             raise ValueError("give either threshold or r")
-        refuse_align(self)
         return self
 
     def stages(self, num_layers: int) -> tuple[int, int]:

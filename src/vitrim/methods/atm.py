@@ -27,6 +27,7 @@ from vitrim.core.matching import (
 from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
+from vitrim.core.scoring import first_ranked, rounded_up
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, sizes_follow, take
 from vitrim.errors import VitrimError
 
@@ -102,6 +103,8 @@ class ATM(Adaptive):
         batch_wise = self.granularity == "batch" and "granularity" in self.model_fields_set
         if self.capacity is not None and (batch_wise or "rounding" in self.model_fields_set):
             raise ValueError("with a capacity every image is on its own: granularity=image, and nothing is rounded")
+        if self.capacity is not None and self.align > 1:
+            raise ValueError("capacity says how many slots there are, so align has nothing to round")
         return self
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
@@ -134,7 +137,7 @@ class ATM(Adaptive):
         return self.changed(*THRESHOLDS, r=tuple(removed))
 
     def bounded(self, counts: Sequence[int]) -> MethodConfig:
-        return self.changed("rounding", granularity="image", capacity=tuple(counts))
+        return self.changed("rounding", "align", granularity="image", capacity=tuple(counts))
 
     def threshold(self, depth: int) -> float:
         """theta_l (Eq. 1) of the layer at ``depth`` = l - 1."""
@@ -203,7 +206,16 @@ class ATMReducer(Reducer[ATM]):
             similarity = cosines(patches[:, even], patches[:, odd])
         # one more column: a single patch has no partner, and engines have no maximum of an empty row
         best, partner = torch.constant_pad_nd(similarity, (0, 1), -torch.inf).max(dim=-1)
-        return merge_flagged(state, sources, destinations, best > self.theta, partner)
+        merges = best > self.theta
+        if self.config.align > 1:
+            merges = self.aligned(best, merges, state.num_tokens)
+        return merge_flagged(state, sources, destinations, merges, partner)
+
+    def aligned(self, best: Tensor, merges: Tensor, total: Tensor | int) -> Tensor:
+        """(B, S) the most similar of the sources that ``merges`` (B, S) flags, so many that of ``total`` tokens a
+        multiple of ``align`` is left."""
+        left = rounded_up(total - merges.sum(1, keepdim=True), self.config.align, total)
+        return first_ranked(best, total - left)
 
     def num_similar(self, best: Tensor, state: TokenState) -> int:
         """Number of sources that merge, from the similarity ``best`` (B, S) of each to its partner."""
@@ -211,7 +223,9 @@ class ATMReducer(Reducer[ATM]):
             return min(self.num_removed(state), best.shape[1])
         # read back from the device; a cosine rounded above 1 must not exceed a threshold of 1
         similar = int((best > self.theta).sum()) if self.theta < 1.0 else 0
-        return min(ROUNDING[self.config.rounding](similar / max(best.shape[0], 1)), best.shape[1])
+        r = min(ROUNDING[self.config.rounding](similar / max(best.shape[0], 1)), best.shape[1])
+        align, total = self.config.align, state.num_tokens
+        return max(total - math.ceil((total - r) / align) * align, 0)
 
     def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
         """Merge exactly the pairs of each image above the threshold, and pad where images keep different counts.
@@ -226,10 +240,10 @@ class ATMReducer(Reducer[ATM]):
             slots = min(self.config.capacity[self.layer.depth], state.num_patches)
             most_merged, most_kept, ragged = sources.shape[1], max(slots, destinations.shape[1]), True
             surplus = real_source.sum(1) + real_destination.sum(1) - most_kept
-            # the rank of every source by descending similarity, stable
-            order = best.masked_fill(~real_source, -torch.inf).argsort(dim=1, descending=True, stable=True)
-            places = torch.arange(best.shape[1], device=best.device).expand_as(order)
-            merges = merges | (torch.zeros_like(order).scatter(1, order, places) < surplus[:, None])
+            merges = merges | first_ranked(best.masked_fill(~real_source, -torch.inf), surplus[:, None])
+        elif self.config.align > 1:
+            total = real_source.sum(1) + real_destination.sum(1) + state.num_prefix
+            merges = self.aligned(best.masked_fill(~real_source, -torch.inf), merges, total[:, None])
         merged, kept_sources = merges.sum(1), (real_source & ~merges).sum(1)
         kept = kept_sources + real_destination.sum(1)
         if self.config.capacity is None:

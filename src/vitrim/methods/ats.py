@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, StepOutput
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import MethodConfig, Needs, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, KeepRule, keep_rate
@@ -35,6 +35,7 @@ class ATS(MethodConfig):
 
     name = "ats"
     paper = "Adaptive Token Sampling for Efficient Vision Transformers (ECCV 2022)"
+    traits = Traits(aligns=False)
     runtime = frozenset({"keep_rate"})
     tunable = Tunable("keep_rate", 1.0, 0.05, digits=3)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import best_partners, density_peaks, distances, most_similar_first, nearest_centre, unit
-from vitrim.core.method import refuse_align
+from vitrim.core.method import Traits
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, KeepRule
 from vitrim.core.scoring import ScoredPruning, patch_score
@@ -61,15 +61,11 @@ class BAT(ScoredPruning):
     name = "bat"
     paper = "Beyond Attentive Tokens: Incorporating Token Importance and Diversity for Efficient ViTs (CVPR 2023)"
     kind = "merge"
+    traits = Traits(aligns=False)
 
     rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
     pairs: int = Field(4, ge=0, description="attentive patches that merge into another attentive one, at each stage")
     clusters: int = Field(4, ge=1, description="tokens that the inattentive patches become, at each stage")
-
-    @model_validator(mode="after")
-    def _check(self) -> BAT:
-        refuse_align(self)
-        return self
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         shares = super().amounts(num_layers)

@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, StepOutput
 from vitrim.core.matching import most_similar_first, unit
-from vitrim.core.method import MethodConfig, Needs, Share, Tunable, refuse_align
+from vitrim.core.method import MethodConfig, Needs, Share, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Pattern, check_blocks
 from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take, whole
@@ -33,6 +33,7 @@ class CubistMerge(MethodConfig):
     name = "cubist_merge"
     paper = "CubistMerge: Spatial-Preserving Token Merging For Diverse ViT Backbones (2025)"
     kind = "merge"
+    traits = Traits(aligns=False)
     runtime = frozenset({"keep_rate", "rows", "columns"})
     tunable = Tunable("keep_rate", 1.0, 0.25, digits=3)
 
@@ -47,7 +48,6 @@ class CubistMerge(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> CubistMerge:
-        refuse_align(self)
         if self.rows is None and self.columns is not None:
             raise ValueError("columns goes with rows; rows=0 leaves them")
         if self.rows is not None and "keep_rate" in self.model_fields_set:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, StepOutput, draw_linear_
-from vitrim.core.method import Restore, Share, Traits, refuse_align
+from vitrim.core.method import Restore, Share, Traits
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep
@@ -52,7 +52,7 @@ class EvoViT(ScoredPruning):
 
     name = "evo_vit"
     paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
-    traits = Traits(training_free=False)
+    traits = Traits(training_free=False, aligns=False)
     runtime = frozenset({"keep_rate", "blocks"})
 
     keep_rate: Share | tuple[Share, ...] = Field(
@@ -68,7 +68,6 @@ class EvoViT(ScoredPruning):
 
     @model_validator(mode="after")
     def _check(self) -> EvoViT:
-        refuse_align(self)
         if self.restore is not None:
             raise ValueError(f"restore={self.restore} does not go with evo_vit: give rejoin")
         return self

@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.method import Needs, StagedConfig, refuse_align
+from vitrim.core.method import Needs, StagedConfig, Traits
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks
@@ -33,16 +33,12 @@ class FixedRadial(StagedConfig):
     """
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
+    traits = Traits(aligns=False)
     norm: ClassVar[Norm]
 
     float32_rings: bool = Field(False, description="rings as float32 rounding splits them, as published")
     contiguous: bool = Field(False, description="reduce in every block from the first to the last stage")
     min_radius: float = Field(1.0, gt=0.0, description="with contiguous: the radius after the last stage")
-
-    @model_validator(mode="after")
-    def _check(self) -> FixedRadial:
-        refuse_align(self)
-        return self
 
     def needs(self) -> Needs:
         return Needs(grid=True)

@@ -17,7 +17,7 @@ from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, removed_by
-from vitrim.core.scoring import prune_flagged, real_patches
+from vitrim.core.scoring import first_ranked, prune_flagged, real_patches, rounded_up
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
@@ -138,8 +138,12 @@ class IARED2Reducer(Reducer[IARED2]):
     def decide(self, score: Tensor, state: TokenState) -> Tensor:
         """(B, P) bool: real patches with a ``score`` (B, P) not below the threshold, and the best one."""
         real = real_patches(state)
-        best = score.masked_fill(~real, -1.0).argmax(dim=1, keepdim=True)
-        return ((score >= self.config.threshold) & real).scatter(1, best, 1)
+        score = score.masked_fill(~real, -1.0)
+        stays = ((score >= self.config.threshold) & real).scatter(1, score.argmax(dim=1, keepdim=True), 1)
+        if self.config.align == 1:
+            return stays
+        count, total = (flags.sum(dim=1, keepdim=True) + state.num_prefix for flags in (stays, real))
+        return first_ranked(score, rounded_up(count, self.config.align, total) - state.num_prefix)
 
 
 @register(IARED2)

@@ -17,7 +17,7 @@ from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, one_each, removed_by
-from vitrim.core.scoring import real_patches
+from vitrim.core.scoring import real_patches, rounded_up
 from vitrim.core.tokens import TokenState, flagged, is_traced, no_gradient, sizes_follow
 from vitrim.errors import VitrimError
 
@@ -116,13 +116,21 @@ class SAINTReducer(Reducer[SAINT]):
             similarity = cosines(keys[:, ::2], keys[:, 1::2])
             score, alike = redundancy(similarity, threshold, self.config.gamma, real[:, 1::2])
             order = score.masked_fill(~real[:, ::2], -torch.inf).argsort(dim=1, descending=True, stable=True)
-            many = (alike >= self.config.neighbours) & real[:, ::2]
             odd = torch.arange(1, state.num_patches, 2, device=order.device).expand(order.shape[0], -1)
             ranked = torch.cat([2 * order, odd], dim=1)
-            if follows or (self.config.r is None and self.config.variant == "image"):
-                return drop_per_image(state, ranked, many.sum(dim=1, keepdim=True), real)
-            fixed = self.config.r is not None  # else read back from the device
-            r = self.num_removed(state) if fixed else int(many.sum()) // max(len(many), 1)
+            if self.config.r is not None:
+                r = self.num_removed(state)
+            else:
+                many = (alike >= self.config.neighbours) & real[:, ::2]
+                drops = many.sum(dim=1, keepdim=True)
+                if self.config.variant == "published" and not follows:
+                    drops = (drops.sum(dim=0) // max(len(drops), 1)).expand_as(drops)
+                if self.config.align > 1:
+                    total = real.sum(dim=1, keepdim=True) + state.num_prefix
+                    drops = total - rounded_up(total - drops, self.config.align, total)
+                if follows or self.config.variant == "image":
+                    return drop_per_image(state, ranked, drops, real)
+                r = int(drops[:1].sum())  # read back from the device: the same for all images
         return prune(state, ranked[:, r:]) if r else None
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.matching import best_partners, full_precision, most_similar_first, unit
-from vitrim.core.method import Count, MethodConfig, Needs, Share, Tunable, refuse_align
+from vitrim.core.method import Count, MethodConfig, Needs, Share, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Keep, check_blocks, one_each, quarter_blocks
@@ -53,6 +53,7 @@ class ZeroTPrune(MethodConfig):
 
     name = "zero_tprune"
     paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
+    traits = Traits(aligns=False)
     runtime = frozenset({"num_similar", "keep_rate"})
     tunable = Tunable(
         "keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", others={"num_similar": 0}
@@ -76,7 +77,6 @@ class ZeroTPrune(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> ZeroTPrune:
-        refuse_align(self)
         if not 0.0 <= self.variance_range[0] < self.variance_range[1]:
             raise ValueError("variance_range must be two ascending numbers, not negative")
         return self

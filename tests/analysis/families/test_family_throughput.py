@@ -6,20 +6,14 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import tiny_hosts
-import vitrim
 from made_subjects import PATCHES, reduced, subject
 from made_tables import rows
-from tiny import configs
 from vitrim.analysis.families.throughput import (
-    Aligned,
     _variants,
-    align,
     draw_one_token_less,
     draw_throughput,
     throughput,
@@ -27,25 +21,20 @@ from vitrim.analysis.families.throughput import (
 )
 from vitrim.analysis.family import Tables
 from vitrim.core.registry import host_of
-from vitrim.core.schedule import KEEP_RULES, Amount, Keep, Remove
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
 from vitrim.report import Table
 
 QUICK = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
-AMOUNTS = st.one_of(
-    st.builds(Remove, st.integers(0, 1000)),
-    st.builds(Keep, st.floats(0.01, 1.0), st.integers(1, 6), st.sampled_from(sorted(KEEP_RULES))),
-)
 
 
 @pytest.mark.slow
 def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> None:
-    own = subject(model, data, "tome:r=2", "mctf:r=2", batch_size=2, sizes=(24, 16))
+    own = subject(model, data, "tome:r=2", "bat:keep_rate=0.5", batch_size=2, sizes=(24, 16))
     result = throughput(own, QUICK)
     found = rows(result, "throughput")
     settings = {(r["method"], r["size"], r["precision"], r["kernel"], r["tokens"]) for r in found}
-    kinds = [(m, t) for m in ("dense", "tome:r=2", "mctf:r=2") for t in ("own", "M", "M-1")]
+    kinds = [(m, t) for m in ("dense", "tome:r=2", "bat:keep_rate=0.5") for t in ("own", "M", "M-1")]
     kinds += [("tome:r=2", "aligned")]
     assert settings == {
         (method, size, precision, kernel, tokens)
@@ -60,7 +49,7 @@ def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> Non
         assert row["peak_memory_mib"] > 0
         if (row["method"], row["tokens"]) == ("dense", "own"):
             assert (row["speedup"], row["speedup_q1"], row["speedup_q3"]) == (1, 1, 1)
-    assert result.notes == ["mctf:r=2 is left out of aligned counts: its counts do not follow from plain amounts"]
+    assert result.notes == ["bat:keep_rate=0.5 is left out of aligned counts: it has none to round"]
     assert model.patch_embed.img_size == (24, 24)
 
 
@@ -100,28 +89,6 @@ def test_m_tokens_are_as_many_as_patches_with_the_class_token(model: nn.Module) 
     assert seen == [PATCHES + 1, PATCHES, PATCHES - 1] * 2
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("config", configs(), ids=lambda config: config.describe())
-@torch.no_grad()
-def test_aligned_counts(model: nn.Module, data: TensorDataset, config: vitrim.MethodConfig) -> None:
-    """Over the registry: the least multiples of 4 that are no fewer than was asked, or nothing changed."""
-    reduction = reduced(model, config)
-    torch.manual_seed(0)
-    plain = reduction.model(data.tensors[0][:2])
-    before = [state.num_tokens for state in reduction.states[1:]]
-    if not align(reduction, 4):
-        torch.manual_seed(0)
-        assert torch.equal(plain, reduction.model(data.tensors[0][:2]))
-        return
-    reduction.model(data.tensors[0][:2])
-    after = [state.num_tokens for state in reduction.states[1:]]
-    added = config.added_tokens()
-    for had, old, new in zip([PATCHES + 1, *after], before, after, strict=False):
-        assert new >= old
-        at_end = new in (had, config.traits.least_kept(had - 1) + 1, PATCHES + 1)  # no more, or no less, can be done
-        assert (new - added) % 4 == 0 or at_end
-
-
 def test_bars_of_one_size_and_lines_over_several() -> None:
     columns = ("method", "size", "precision", "kernel", "tokens", "images_per_second", "speedup")
     one = [("dense", 32, "fp32", "fused", "own", 10.0, 1.0), ("tome", 32, "fp32", "fused", "own", 15.0, 1.5)]
@@ -155,16 +122,3 @@ def test_one_token_less_is_dotted_over_several_sizes() -> None:
     bare = [row for row in made if row[4] != "M"]  # a model without a class token
     axis = draw_one_token_less(Tables({"throughput": Table("throughput", "", columns, bare)})).axes[0]
     assert [line.get_ydata().tolist() for line in axis.lines] == [[80 / 32, 80 / 64], [70 / 32, 70 / 64]]
-
-
-@given(
-    amount=AMOUNTS, multiple=st.integers(1, 64), prefix=st.integers(0, 5), sizes=st.tuples(*[st.integers(1, 700)] * 2)
-)
-def test_aligned_is_the_next_multiple_and_never_less_than_asked(
-    amount: Amount, multiple: int, prefix: int, sizes: tuple[int, int]
-) -> None:
-    current, initial = sorted(sizes)
-    asked = amount.keep(initial, current)
-    kept = Aligned(amount, multiple, prefix).keep(initial, current)
-    assert (kept + prefix) % multiple == 0
-    assert asked <= kept < asked + multiple

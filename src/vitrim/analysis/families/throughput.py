@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,16 +14,13 @@ from vitrim.analysis.figures import Panel, draws, line_of, line_panels, styles
 from vitrim.analysis.subject import Subject
 from vitrim.core.image_size import at_size
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, handle_of
 from vitrim.core.registry import able_host, host_of, input_size_of
-from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.engines.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.engines.formats.base import DTYPES
 from vitrim.engines.memory import peak_memory_mib
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, speed_row, time_interleaved
-from vitrim.measure.reducer_calls import reduced_blocks
 from vitrim.plots.charts import line
 from vitrim.report import DENSE
 from vitrim.style import SMALL, TEXT, names_below, panels
@@ -84,11 +79,10 @@ def _variants(
             else:
                 for tokens, number in fewer.items():
                     yield (name, kernel, tokens), without_last(reduced_copy(dense, method), number)
-            reduced = reduced_copy(dense, method)
-            if align(handle_of(reduced), MULTIPLE):
-                yield (name, kernel, "aligned"), reduced
+            if method.can_align():
+                yield (name, kernel, "aligned"), reduced_copy(dense, method.changed(align=MULTIPLE))
             else:
-                notes.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
+                notes.append(f"{name} is left out of aligned counts: it has none to round")
 
 
 def _timed(
@@ -131,47 +125,6 @@ def without_last(model: nn.Module, number: int) -> nn.Module:
         raise VitrimError(f"a model of {rows * columns} patches cannot have {number} fewer")
     host.blocks(model)[0].register_forward_pre_hook(lambda module, args: (args[0][:, :-number], *args[1:]))
     return model
-
-
-@dataclass(frozen=True)
-class Aligned:
-    """An amount whose number of tokens (``num_prefix`` included) is rounded up to a multiple.
-
-    Matrix units prefer row counts divisible by 8 or 16; rounding up never keeps fewer tokens than requested.
-
-    Example:
-        >>> Aligned(Remove(13), multiple=8, num_prefix=1).keep(196, 196)  # 184 tokens in all
-        183
-    """
-
-    amount: Amount
-    multiple: int
-    num_prefix: int = 0
-
-    def keep(self, initial: int, current: int) -> int:
-        # Rows of a matrix are all tokens: the prefix counts.
-        total = self.amount.keep(initial, current) + self.num_prefix
-        return math.ceil(total / self.multiple) * self.multiple - self.num_prefix
-
-
-def align(reduction: Reduction, multiple: int) -> bool:
-    """Round the tokens that every block keeps, prefix included, up to a multiple; `Reduction.set` undoes this.
-
-    False, with nothing changed, if the counts do not follow from plain amounts.
-    """
-    blocks = reduced_blocks(reduction)
-    amounts, prefix = blocks[0].reducer.layer.amounts, blocks[0].num_prefix
-    known = (type(None), Keep, Remove, BringBack)
-    config = reduction.config
-    fixed = config.is_adaptive() or config.kind == "soft"  # the counts of soft tokens are shapes of parameters
-    if fixed or not any(amounts) or not all(isinstance(amount, known) for amount in amounts):
-        return False
-    plan = tuple(
-        Aligned(amount, multiple, prefix) if isinstance(amount, Keep | Remove) else amount for amount in amounts
-    )
-    for block in blocks:
-        block.reducer.follow(config, replace(block.reducer.layer, amounts=plan))
-    return True
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
