@@ -5,7 +5,7 @@
     reduction = vitrim.reduce_(model, vitrim.ToMe(r=13))
 
 Every command is also a function: `profile`, `bench`, `compare`, `evaluate`, `show`, `tune`, `optimize`, `analyze`,
-`export`, `train`.
+`freeze`, `export`, `train`.
 
 Names are resolved on first use, so ``vitrim --help`` does not import torch. Config classes of methods and selectors
 (``vitrim.ToMe``, ``vitrim.DivPrune``, ...) come from the registry.
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from vitrim.measure.compare import compare
     from vitrim.measure.evaluation import evaluate
     from vitrim.measure.export import export
+    from vitrim.measure.freeze import freeze
     from vitrim.measure.inputs import DataSpec, JudgedData, ScoredData, open_data
     from vitrim.measure.latency import Budget
     from vitrim.measure.profile import profile
@@ -114,6 +115,7 @@ __all__ = [
     "create_model",
     "evaluate",
     "export",
+    "freeze",
     "get_reduction",
     "merge",
     "open_data",
@@ -162,6 +164,7 @@ _NAMES = {
     "vitrim.engines.exported": ("Exported",),
     "vitrim.engines.writing": ("FileSpec",),
     "vitrim.measure.export": ("export",),
+    "vitrim.measure.freeze": ("freeze",),
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("ModelSpec", "PlacedModel", "ScoredModel", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),

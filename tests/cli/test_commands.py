@@ -24,6 +24,7 @@ OWN = {
     "optimize": {"--out", "--resume", "--engine", "--precision"},  # those that run files; the default is what is here
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
+    "freeze": {"--method", "--out"},  # one; a file, not a folder
     "export": {"--precision", "--out"},  # one; a file, not a folder
     "eval": {"--out", "--resume"},
     "tune": {

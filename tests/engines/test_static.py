@@ -16,8 +16,8 @@ import tiny
 import vitrim
 from full_matrix import cells
 from vitrim.core.tokens import TokenState
-from vitrim.engines import bound, freeze, static
-from vitrim.engines.static import patches_per_block
+from vitrim.engines import bound, static
+from vitrim.engines.static import frozen, patches_per_block
 
 LOW: dict[str, Any] = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}
 ATM = vitrim.ATM(**LOW)
@@ -152,7 +152,7 @@ def test_counts_are_of_each_image_alone() -> None:
 def test_frozen_counts_are_the_means(method: str) -> None:
     torch.manual_seed(0)
     model, images = tiny.HOSTS["vit"](), tiny.images(6)
-    found = freeze(model, method, [images])
+    found = frozen(model, method, [images])
     assert not found.is_adaptive()
     assert found.obstacle() is None
     assert vitrim.parse_method(found.describe()) == found
@@ -179,9 +179,9 @@ def test_counts_are_those_of_learned_parameters(bias: float, dropped: tuple[int,
                 parameter.fill_(bias)
     reduction.save(tmp_path)
     model = tiny.HOSTS["vit"]()
-    assert freeze(model, "ia_red2", [images], learned=tmp_path) == vitrim.parse_method(f"ia_red2:r={list(dropped)}")
+    assert frozen(model, "ia_red2", [images], learned=tmp_path) == vitrim.parse_method(f"ia_red2:r={list(dropped)}")
     # they are of that method alone
-    assert freeze(model, ATM, [images], learned=tmp_path) == freeze(model, ATM, [images])
+    assert frozen(model, ATM, [images], learned=tmp_path) == frozen(model, ATM, [images])
     assert bound(model, ATM, [images], learned=tmp_path) == bound(model, ATM, [images])
 
 
@@ -189,8 +189,8 @@ def test_a_frozen_method_merges_by_the_same_matching() -> None:
     """Frozen at the counts of one image, it does to this image what the adaptive method does."""
     image = tiny.images(1).double()
     expected, states = run("vit", ATM, image)
-    frozen = freeze(tiny.HOSTS["vit"]().double(), ATM, [image])
-    found, held = run("vit", frozen, image)
+    fixed = frozen(tiny.HOSTS["vit"]().double(), ATM, [image])
+    found, held = run("vit", fixed, image)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     assert all((one.source == other.source).all() for one, other in zip(held[1:], states[1:], strict=True))
 
@@ -198,9 +198,9 @@ def test_a_frozen_method_merges_by_the_same_matching() -> None:
 @pytest.mark.parametrize(
     ("function", "method", "message"),
     [
-        (freeze, "a_vit", "a_vit cannot be frozen: an image is done when its class token halts"),
+        (frozen, "a_vit", "a_vit cannot be frozen: an image is done when its class token halts"),
         (bound, "algm", "algm cannot be given a capacity: how many tokens it keeps depends"),
-        (freeze, "tome:r=4", "tome cannot be frozen: its counts are fixed already"),
+        (frozen, "tome:r=4", "tome cannot be frozen: its counts are fixed already"),
     ],
 )
 def test_what_has_no_fixed_form_is_refused(function: Any, method: str, message: str) -> None:
@@ -210,7 +210,7 @@ def test_what_has_no_fixed_form_is_refused(function: Any, method: str, message: 
 
 def test_counts_need_images_and_a_share() -> None:
     with pytest.raises(vitrim.VitrimError, match="give some to find them"):
-        freeze(tiny.HOSTS["vit"](), ATM, [])
+        frozen(tiny.HOSTS["vit"](), ATM, [])
     with pytest.raises(vitrim.VitrimError, match=r"capacity=1\.5 must be above 0 and at most 1"):
         bound(tiny.HOSTS["vit"](), ATM, [tiny.images()], quantile=1.5)
 

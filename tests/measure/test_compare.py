@@ -233,7 +233,7 @@ def test_bars_are_quartiles_of_the_time_and_the_standard_error_of_the_loss() -> 
         ({"at": ()}, "at=.*at least 1 entries"),
         ({"at": 11}, "has 10 images, too few for a batch of 11"),
         ({"methods": ["tome:r=1", "tome:r=1"]}, "method tome:r=1 is given twice"),
-        ({"methods": "atm", "at": 2, "engine": "torch.export"}, "atm runs on none of these engines"),
+        ({"methods": "ats:variant=published", "at": 2, "engine": "torch.export"}, "published runs on none of these"),
         ({"task": "segmentation"}, "leave task segmentation out"),
     ],
 )

@@ -19,6 +19,7 @@ EXAMPLES = {
     "show": "vitrim show deit_small_patch16_224 --pretrained photos/cat.jpg -m tome:r=13",
     "train": "vitrim train finetune --model vitrim:cifar10_vit -m tome:r=4 --data photos/",
     "tune": "vitrim tune vitrim:cifar10_vit -m tome --target macs=0.6 --data photos/",
+    "freeze": "vitrim freeze vitrim:cifar10_vit -m atm:alpha=0.95 --images photos/",
     "optimize": "vitrim optimize deit_small_patch16_224 --pretrained --images photos/",
     "export": "vitrim export vitrim:cifar10_vit -m tome:r=4 --out model.onnx",
     "app": "vitrim app",

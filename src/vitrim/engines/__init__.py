@@ -4,15 +4,15 @@
     logits = file.run(images)
 
 An `Engine` prepares a model and gives a `Runnable`: a module, or a file. A `Program` is the exported module; a `Format`
-writes it and names the engine that runs it; `check` compares the two; `freeze` and `bound` fix the token counts of
-adaptive methods.
+writes it and names the engine that runs it; `check` compares the two; `bound` fixes the token counts of adaptive
+methods, as `vitrim.freeze` does.
 """
 
 from vitrim.engines.exported import Exported
 from vitrim.engines.formats import engines, register_format
 from vitrim.engines.formats.base import Format
 from vitrim.engines.parity import Parity, check
-from vitrim.engines.static import bound, freeze
+from vitrim.engines.static import bound
 
 __all__ = [
     "Exported",
@@ -21,6 +21,5 @@ __all__ = [
     "bound",
     "check",
     "engines",
-    "freeze",
     "register_format",
 ]

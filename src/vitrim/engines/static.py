@@ -1,6 +1,6 @@
 """Fixed token counts for adaptive methods, because a file has one graph for all images.
 
-`freeze` uses the mean counts for every image; `bound` gives every image as many slots as nearly all images need.
+`frozen` uses the mean counts for every image; `bound` gives every image as many slots as nearly all images need.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from vitrim.core.registry import host_of, parse_method
 from vitrim.engines.copies import shared_copy, take_learned
 from vitrim.errors import VitrimError
 
+ROWS = 16
+"""Rows of a matrix product that engines compute together. In int8 on AMX, products of 138 rows take as long as those of
+197, and products of 144 rows a sixth less (docs/results/engines.md)."""
+
 MULTIPLE = 8
 """Slots, prefix included, are a multiple of this: matrix units prefer such row counts."""
 
 
-def freeze(
+FITTED = 512
+"""Default number of images to find counts on."""
+
+
+def frozen(
     model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor], *, learned: Path | None = None
 ) -> MethodConfig:
-    """``method`` with fixed counts per block for every image: the means over ``images``.
-
-    It always saves what the method saves on average, and is no longer adaptive.
+    """``method`` with fixed counts per block for every image: the means over ``images``, rounded by its ``align``.
 
     Args:
         model: a supported, unreduced host with trained weights; not changed.
@@ -46,13 +52,35 @@ def freeze(
     Example:
         >>> import timm, torch
         >>> model = timm.create_model("test_vit", img_size=32, patch_size=8).eval()
-        >>> freeze(model, "atm:alpha=0.1,beta=0,theta_min=0", [torch.randn(2, 3, 32, 32)]).is_adaptive()
+        >>> frozen(model, "atm:alpha=0.1,beta=0,theta_min=0", [torch.randn(2, 3, 32, 32)]).is_adaptive()
         False
     """
-    config = parse_method(method) if isinstance(method, str) else method
-    adaptive = _adaptive(config, "freeze")
-    counts = patches_per_block(model, config, images, learned)
-    return adaptive.frozen(int(counts[0, 0]), [statistics.fmean(block) for block in counts[:, 1:].T.tolist()])
+    config = adaptive_one(method, "freeze")
+    return frozen_at(config, patches_per_block(model, config.changed("align"), images, learned))
+
+
+def frozen_at(config: Adaptive, counts: NDArray[np.int64]) -> MethodConfig:
+    """``config`` fixed at the means of `patches_per_block`."""
+    return config.frozen(int(counts[0, 0]), [statistics.fmean(block) for block in counts[:, 1:].T.tolist()])
+
+
+def can_freeze(config: MethodConfig) -> bool:
+    """True for a method whose counts depend on the images and can be fixed at their means."""
+    return isinstance(config, Adaptive) and config.is_adaptive() and "freeze" in config.traits.fixed_by
+
+
+def levelled(config: MethodConfig, patches: int) -> MethodConfig:
+    """``config`` with ``align`` at `ROWS`, where it can align and does not yet, of images with at least 8 `ROWS`
+    ``patches``: of fewer, rounding would take back too much.
+
+    Example:
+        >>> import vitrim
+        >>> [levelled(vitrim.ToMe(r=8), patches).describe() for patches in (196, 64)]
+        ['tome:r=8,align=16', 'tome:r=8']
+    """
+    if config.align > 1 or not config.can_align() or patches < 8 * ROWS:
+        return config
+    return config.changed(align=ROWS)
 
 
 def bound(
@@ -69,11 +97,11 @@ def bound(
     included, are rounded up to multiples of 8, or of the method's ``align``.
 
     Args:
-        model, method, images, learned: see `freeze`.
+        model, method, images, learned: see `frozen`.
         quantile: above 0, at most 1, which makes all of ``images`` fit.
 
     Raises:
-        VitrimError: see `freeze`; or ``quantile`` is out of range.
+        VitrimError: see `frozen`; or ``quantile`` is out of range.
 
     Example:
         >>> import timm, torch
@@ -83,21 +111,20 @@ def bound(
     """
     if not 0.0 < quantile <= 1.0:
         raise VitrimError(f"capacity={quantile} must be above 0 and at most 1: the share of images that fit")
-    config = parse_method(method) if isinstance(method, str) else method
-    host = host_of(model)
-    prefix = host.facts(model).num_prefix
-    adaptive = _adaptive(config, "capacity")
+    config = adaptive_one(method, "capacity")
+    prefix = host_of(model).facts(model).num_prefix
     counts = patches_per_block(model, config, images, learned)
     slots, current, multiple = [], int(counts[0, 0]), config.align if config.align > 1 else MULTIPLE
     for block in counts[:, 1:].T:
         needed = math.ceil(float(np.quantile(block, quantile, method="higher")))
         current = min(current, math.ceil((needed + prefix) / multiple) * multiple - prefix)
         slots.append(current)
-    return adaptive.bounded(slots)
+    return config.bounded(slots)
 
 
-def _adaptive(config: MethodConfig, way: Literal["freeze", "capacity"]) -> Adaptive:
-    """``config``, if ``way`` can fix its counts; else raise `VitrimError`."""
+def adaptive_one(method: MethodConfig | str, way: Literal["freeze", "capacity"]) -> Adaptive:
+    """The method, if ``way`` can fix its counts (`Traits.fixed_by`); else raise `VitrimError`."""
+    config = parse_method(method) if isinstance(method, str) else method
     if isinstance(config, Adaptive) and config.is_adaptive() and way in config.traits.fixed_by:
         return config
     what = "frozen" if way == "freeze" else "given a capacity"

@@ -15,13 +15,14 @@ from torch.utils.data import Subset
 from vitrim.checked import Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_, refuse_reduced
-from vitrim.core.registry import fitting
+from vitrim.core.registry import fitting, host_of
 from vitrim.data import spread
 from vitrim.data.dataset import calibrating
 from vitrim.engines.copies import take_learned
 from vitrim.engines.engine import Engine, compilation, engines_named, listed
 from vitrim.engines.exported import Exported
 from vitrim.engines.machine import environment, seeded_draws
+from vitrim.engines.static import can_freeze, frozen, levelled
 from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.bench import (
@@ -48,6 +49,8 @@ from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
 """Tasks that can be scored on the output of a file."""
+FROZEN_ON = 64
+"""Images of the data to find the schedules of adaptive methods on."""
 UNTOLD = ("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end")
 """Columns of rows in fp32 that engines do not tell; nor, without what the head reads, the cosine."""
 
@@ -70,7 +73,9 @@ def compare(
 
     Accuracy is measured on all ``data``, in one pass for all methods. Time is measured on images of ``data``, dense and
     reduced models in turn; the baseline is the fastest dense model of the run, over engines, precisions and attention
-    kernels. In fp32 all engines compute the same, so every method has one row, timed on its fastest engine; in lower
+    kernels. For batches above 1, a method whose counts depend on the images has a second row: its schedule, the mean
+    counts on 64 images of ``data``, rounded up to multiples of 16 tokens (`vitrim.freeze`). It stands for a method
+    that no engine runs at one of the batch sizes. In fp32 all engines compute the same, so every method has one row, timed on its fastest engine; in lower
     precisions a method has a row per engine, scored on that engine. Methods use the parameters that a training run
     learned for them.
 
@@ -121,14 +126,22 @@ def compare(
             check_alone(loaded.model)
         configs = {config.describe(): config for config in fitting(loaded.model, given)}
         refuse_reduced(loaded.model)
+        freezes = {name: one for name, one in configs.items() if max(sizes) > 1 and can_freeze(one)}
+        always = {name: one for name, one in configs.items() if name not in freezes}
         for one in (loaded, *others):
-            check_methods(one.model, configs, engines, sizes)
+            check_methods(one.model, always, engines, sizes)
+            check_methods(one.model, freezes, engines, ())
         warnings.simplefilter("ignore", ReductionWarning)  # the check has issued it
         lower = [one for one in engines if one.precision != "fp32"]
         task, dataset = open_task(loaded, images, embeddings=True, others=others)
         _check_scored(loaded, task, beside, lower, others)
         timed_on, facts = None if task.reads is not None else dataset, data_facts(images, task, dataset)
         check_enough(timed_on, max(sizes))
+        schedules = _schedules(loaded, task, dataset, freezes, place)
+        for name in freezes:
+            if any(all(on.obstacle(configs[name], size) for on in engines) for size in sizes):
+                del configs[name]
+        configs |= {found.describe(): found for found in schedules.values()}
         opened = open_models(
             loaded, task, dataset, facts, list(configs.values()), list(beside.values()), device=place,
             dtype=torch.float32, others=others,
@@ -141,6 +154,7 @@ def compare(
             "metric": task.selects_by,
             "at": sizes,
             "timed_on": "random images" if timed_on is None else "the data",
+            "frozen": {name: found.describe() for name, found in schedules.items()},
             "lacking": [*lacking, *_of_other_batches(configs, lower, opened.data["batch_size"])],
         }
         report, tell = Comparison("compare", facts), on_report or (lambda _: None)
@@ -153,6 +167,20 @@ def compare(
             report.fill(loaded.name, task, scores, timed)
             tell(report)
     return report
+
+
+def _schedules(
+    loaded: Loaded, task: Task, dataset: Any, methods: Mapping[str, MethodConfig], place: torch.device
+) -> dict[str, MethodConfig]:
+    """The levelled schedules of adaptive methods, by the methods' names."""
+    found = {}
+    for name, config in methods.items():
+        some = Subset(dataset, spread(len(dataset), FROZEN_ON).tolist())
+        images = (batch.images.to(place) for batch in read(some, 1, collate=task.collate))
+        fixed = frozen(loaded.model, config, images, learned=loaded.learned)
+        rows, columns = host_of(loaded.model).facts(loaded.model).grid_size
+        found[name] = levelled(fixed, rows * columns)
+    return found
 
 
 def on_engine(

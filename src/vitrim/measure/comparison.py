@@ -132,6 +132,8 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
             for one in speeds
         )
         yield f"dense is {kernels}, timed on {facts['timed_on']}; threads: {facts['environment']['threads']}"
+    for name, schedule in facts.get("frozen", {}).items():
+        yield f"{schedule} is the schedule of {name}: its mean counts, in multiples of 16 tokens where they can be"
     yield from [facts["files"]] if "files" in facts else []
     yield from facts["lacking"]
     yield from facts["doubts"]

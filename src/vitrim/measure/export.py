@@ -38,11 +38,8 @@ from vitrim.measure.speed_report import SpeedReport
 from vitrim.report import DENSE
 from vitrim.tasks.classes import class_names
 
-FITTED = 512
-"""Default number of images to fix counts on."""
-
-CALLS = {"freeze": "freeze", "capacity": "bound"}
-"""The functions of `vitrim.engines.static` behind options of the command."""
+CALLS = {"freeze": "vitrim.freeze", "capacity": "vitrim.engines.bound"}
+"""The functions that do what options of the command do."""
 
 
 @checked_call
@@ -81,7 +78,7 @@ def export(
             takes them. They are disjoint from those that calibrate int8.
         images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`; required for int8. Counts are fixed on
             its ``limit`` of images, by default 512.
-        freeze: True: fix the method's counts at the means over ``images`` (`vitrim.engines.freeze`). A share in
+        freeze: True: fix the method's counts at the means over ``images`` (`vitrim.freeze`). A share in
             (0, 1]: give it slots per block, enough for this share of ``images`` (`vitrim.engines.bound`).
         bench: time eager and exported, dense and reduced, at the file's batch size, or at 1 and 8.
         seed: seed of random weights and parameters, and of the images of ``bench``.
@@ -217,9 +214,9 @@ def _fixed(
     learned: Path | None,
 ) -> MethodConfig:
     """The method with its counts fixed on images of the dataset."""
-    counting = (images for images, _ in batches(dataset, 32, limit=limit or FITTED))
+    counting = (images for images, _ in batches(dataset, 32, limit=limit or static.FITTED))
     if freeze is True:
-        return static.freeze(plain, config, counting, learned=learned)
+        return static.frozen(plain, config, counting, learned=learned)
     return static.bound(plain, config, counting, quantile=freeze, learned=learned)
 
 
@@ -239,7 +236,7 @@ def _reduced(
             way_out = "; for single images it can as it is: --batch 1" if config.traits.single_images else ""
             if isinstance(config, Adaptive):
                 options = " or ".join(f"--{way}" for way in config.traits.fixed_by)
-                calls = " or ".join(f"vitrim.engines.{CALLS[way]}" for way in config.traits.fixed_by)
+                calls = " or ".join(CALLS[way] for way in config.traits.fixed_by)
                 way_out += f"; find fixed counts on images by {options} ({calls})"
             raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{way_out}")
         if bench and config.obstacle() is not None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrim.core.checks import described
+from vitrim.core.registry import host_of
 from vitrim.data.fingerprint import fingerprint
 from vitrim.tasks import Task
 from vitrim.tasks.options import flat
@@ -57,6 +59,11 @@ def identity(
     for path in files:
         found[f"file {path}"] = _files([path])
     return found
+
+
+def made_for(model: nn.Module) -> dict[str, Any]:
+    """What a file of a setting says of the model that it was found for: `described`, and a digest of the weights."""
+    return {**described(host_of(model), model), "parameters": weights_fingerprint(model)}
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str, str] | None:

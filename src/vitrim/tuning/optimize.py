@@ -27,9 +27,8 @@ from torch import nn
 
 from vitrim import style
 from vitrim.checked import Positive, checked_call
-from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import host_of, parse_method, parse_methods
+from vitrim.core.registry import parse_method, parse_methods
 from vitrim.core.saving import entries
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.engine import Engine, engines_named, listed
@@ -41,7 +40,7 @@ from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.compare import SCORED_ON_ENGINES
 from vitrim.measure.evaluation_report import doubts
-from vitrim.measure.identity import identity, weights_fingerprint
+from vitrim.measure.identity import identity, made_for
 from vitrim.measure.inputs import EMBEDDING, JUDGED, DataSpec, JudgedData, open_images, task_name
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
@@ -408,8 +407,7 @@ def _publish(
         best=best.config,
         sentence=sentence,
     )
-    made_for = {**described(host_of(race.model), race.model), "parameters": weights_fingerprint(race.model)}
-    content = entries(best.config or parse_method("none"), {"made_for": made_for, **report.facts})
+    content = entries(best.config or parse_method("none"), {"made_for": made_for(race.model), **report.facts})
     write_text(folder / "best.json", json_text(content, indent=2) + "\n")
     report.save(folder / "report.json")
     report.files += [folder / "best.json", folder / "report.json"]

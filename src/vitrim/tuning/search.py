@@ -22,14 +22,12 @@ from pydantic import Field
 from torch import nn
 
 from vitrim.checked import checked
-from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import host_of
 from vitrim.engines.copies import shared_copy
 from vitrim.engines.engine import engines_named, listed
 from vitrim.errors import VitrimError
 from vitrim.measure.bench import check_engines
-from vitrim.measure.identity import identity, weights_fingerprint
+from vitrim.measure.identity import identity, made_for
 from vitrim.measure.records import Processes
 from vitrim.measure.store import Store
 from vitrim.tasks import Task
@@ -450,7 +448,7 @@ class Searches:
         return {
             "vitrim": version("vitrim"),
             "optuna": version("optuna"),
-            "made_for": {**described(host_of(self.model), self.model), "parameters": weights_fingerprint(self.model)},
+            "made_for": made_for(self.model),
             "base": ", ".join(space.base.describe() for space in self.spaces),
             "target": ", ".join(map(str, self.targets)),
             "proxy": spec.proxy,
