@@ -590,7 +590,7 @@ class ModelSpec(Refined):
         seed: of random weights of a named model; None: torch's generator.
         img_sizes: sides of square images in pixels, at which the model is measured beside its own: its positions are
             resampled as its library does, and its images resized by its own transform. Read by `vitrim.bench`,
-            `vitrim.evaluate`, `vitrim.compare` and `vitrim.profile`.
+            `vitrim.evaluate`, `vitrim.compare`, `vitrim.profile`, `vitrim.optimize`, and one by `vitrim.tune`.
 
     Raises:
         VitrimError: an argument of a wrong type.
@@ -661,7 +661,9 @@ class ModelSpec(Refined):
         from vitrim.core.registry import ask, taking_images
 
         if self.img_sizes:
-            raise VitrimError("img_sizes are for bench, evaluate, compare and profile: this takes a model of one size")
+            raise VitrimError(
+                "img_sizes are for bench, evaluate, compare, profile, optimize and tune: this takes a model of one size"
+            )
         if self.named:
             how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint}
             with torch.random.fork_rng(devices=[], enabled=self.seed is not None):

@@ -22,7 +22,7 @@ from vitrim.measure.freeze import freeze
 from vitrim.measure.latency import Budget
 
 OPTIONS = {"img_size": 32, "patch_size": 4, "depth": 3, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
-ATM = "atm:alpha=0.3,beta=0,theta_min=0,last_block=full"
+ATM = "atm:alpha=0.7,beta=0,theta_min=0,last_block=full"
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_the_schedule_is_the_mean_and_its_file_is_a_method(source: Path, tmp_pat
     assert [(row["least"], row["most"]) for row in report.rows] == list(zip(own.min(0), own.max(0), strict=True))
     counts = np.floor(own.mean(0) + 0.5)
     assert [row["frozen"] for row in report.rows] == counts.tolist()
-    assert vitrim.parse_method(f"@{file}") == report.best
+    assert vitrim.parse_method(f"@{file}").describe() == report.best.describe()
     assert report.best.r == tuple(-np.diff([64, *counts]))
     said = json.loads(file.read_text())["tuned"]
     assert (said["adaptive"], said["images"]["count"]) == (vitrim.parse_method(ATM).describe(), len(own))
     with pytest.warns(vitrim.ReductionWarning, match="was found for"):
-        vitrim.reduce_(create_model("test_vit", options={**OPTIONS, "img_size": 64}), report.best)
+        vitrim.reduce_(create_model("test_vit", options={**OPTIONS, "img_size": 64}), f"@{file}")
 
 
 def test_multiples_are_those_above_the_means(source: Path) -> None:
@@ -88,15 +88,28 @@ def test_what_cannot_be_frozen(method: str, images: Any, message: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_comparison_has_the_schedule_beside_the_method(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above batch 1; and instead of it on engines that cannot follow images there."""
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "time_interleaved", lambda runs, *_: {name: np.ones(3) for name in runs})
-    once, data = Budget(1, 0.0), vitrim.ScoredData(str(source), batch_size=2)
+
+
+def methods_of(source: Path, **options: Any) -> tuple[list[str], list[str]]:
+    """The methods of the rows of a comparison, and its notes."""
+    found = compare(model(), ATM, vitrim.ScoredData(str(source), batch_size=2), budget=Budget(1, 0.0), **options)
+    return [row["method"] for row in found.rows], found.notes
+
+
+@pytest.mark.usefixtures("untimed")
+def test_a_comparison_has_the_schedule_beside_the_method_above_batch_1(source: Path) -> None:
+    schedule, name = freeze(model(), ATM, str(source), out=None).best.describe(), vitrim.parse_method(ATM).describe()
+    rows, notes = methods_of(source, at=(1, 2))
+    assert rows == ["dense", name, schedule]
+    assert any(f"{schedule} is the schedule of {name}" in note for note in notes)
+    assert methods_of(source, at=1)[0] == ["dense", name]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("untimed")
+def test_on_engines_that_do_not_follow_images_the_schedule_stands_for_the_method(source: Path) -> None:
     schedule = freeze(model(), ATM, str(source), out=None).best.describe()
-    name = vitrim.parse_method(ATM).describe()
-    eager = compare(model(), ATM, data, at=(1, 2), budget=once)
-    assert [row["method"] for row in eager.rows] == ["dense", name, schedule]
-    assert any(f"{schedule} is the schedule of {name}" in note for note in eager.notes)
-    assert [row["method"] for row in compare(model(), ATM, data, at=1, budget=once).rows] == ["dense", name]
-    files = compare(model(), ATM, data, at=(1, 2), engine="torch.export", budget=once)
-    assert [row["method"] for row in files.rows] == ["dense", schedule]
+    assert methods_of(source, at=(1, 2), engine="torch.export")[0] == ["dense", schedule]

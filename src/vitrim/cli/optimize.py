@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import Compute, DataOptions, Images, Limit, MethodsBesideDense, Model, Preprocess, Setup
+from vitrim.cli.options import (
+    Compute,
+    DataOptions,
+    Images,
+    Limit,
+    MethodsBesideDense,
+    Model,
+    Preprocess,
+    Setup,
+    Sizes,
+)
 from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
 from vitrim.progress import progress
@@ -17,6 +27,17 @@ from vitrim.progress import progress
 @dataclass(frozen=True, kw_only=True)
 class LabelledImages(Images):
     data_option: DataOptions = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RacedSizes(Sizes):
+    img_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PIXELS",
+            help="image sizes to try, e.g. 192,208; the model's own alone: no others; default: 0.7 to 1.15 of it",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +73,14 @@ class Aim(Setup):
 def optimize(
     *,
     model: Model,
+    sizes: RacedSizes,
     images: LabelledImages,
     aim: Aim,
     limit: Limit = None,
     compute: Compute,
     output: Output,
 ) -> None:
-    """Find the fastest file for a model on this machine. It chooses engine, precision, method and schedule.
+    """Find the fastest file for a model on this machine. It chooses engine, precision, image size, method, schedule.
 
     Methods race on a third of the images. The dense model is timed on every engine in every precision. The file is
     chosen on the second third, and scored once on the last.
@@ -72,7 +94,7 @@ def optimize(
 
         compute.start()
         report = optimize(
-            model.spec(model.name, seed=compute.seed),
+            model.spec(model.name, seed=compute.seed, img_sizes=sizes.given),
             images.spec(images.source, JudgedData, limit=limit, labels=aim.labels, few=aim.few_images),
             max_loss=aim.max_loss,
             speedup=aim.speedup,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Setup, Workers
+from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Setup, Sizes, Workers
 from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
 from vitrim.progress import is_first_process, progress
@@ -17,6 +17,13 @@ from vitrim.progress import is_first_process, progress
 @dataclass(frozen=True, kw_only=True)
 class TunedModel(Model):
     name: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchedSize(Sizes):
+    img_size: Annotated[
+        str | None, typer.Option(metavar="PIXELS", help="another image size to search at, e.g. 208")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +59,7 @@ class SearchSetup(Setup):
     out: Annotated[Path, typer.Option(help="folder for the results and study.jsonl")] = Path("tuned")
     resume: Annotated[bool, typer.Option("--resume", help="continue the study in --out, if any")] = False
 
-    def check_options(self, model: TunedModel, data: Data) -> None:
+    def check_options(self, model: TunedModel, size: SearchedSize, data: Data) -> None:
         aims = [f"--{name}" for name in ("target", "front", "grid") if getattr(self, name) is not None]
         if self.train is not None and aims != ["--grid"]:
             raise VitrimError(
@@ -76,6 +83,7 @@ class SearchSetup(Setup):
         if self.train is not None:
             what = "not for --train, whose recipe says how the model is made and the data are read"
             refuse(model, what, "pretrained", "checkpoint", "model_option")
+            refuse(size, what, "img_size")
             refuse(data, what, "limit", "split", "image_column", "label_column", "data_option", "task")
             refuse(self, what, "batch_size")
 
@@ -89,13 +97,15 @@ def refuse(group: Setup, what: str, *names: str) -> None:
         raise VitrimError(f"{', '.join(options)} {verb} {what}: leave {rest} out")
 
 
-def tune(*, model: TunedModel, data: Data, how: SearchSetup, machine: Machine, output: Output) -> None:
+def tune(
+    *, model: TunedModel, size: SearchedSize, data: Data, how: SearchSetup, machine: Machine, output: Output
+) -> None:
     """Find the value per block that damages a model least at a target. Use it as -m @tuned/best.json.
 
     A third of the images each is for search, selection and check. The result must beat a constant value on the last.
     """
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
-    how.check_options(model, data)
+    how.check_options(model, size, data)
     with resumable(how.out / "study.jsonl"), progress(f"loading {model.name or how.train}", unit) as signs:
         from vitrim.results import Results
         from vitrim.tuning.result import Target
@@ -112,7 +122,7 @@ def tune(*, model: TunedModel, data: Data, how: SearchSetup, machine: Machine, o
             )  # fmt: skip
         else:
             spec, images = (
-                model.spec(model.name, "PlacedModel", device=device),
+                model.spec(model.name, "PlacedModel", device=device, img_sizes=size.given),
                 data.read(batch_size=how.batch_size, workers=how.workers),
             )
             common["out"] = Results(how.out, how.resume)

@@ -1,7 +1,7 @@
 """`freeze`, the function of ``vitrim freeze``: an adaptive method with the mean counts of given images.
 
-    report = vitrim.freeze("deit_small_patch16_224", "atm:align=16", "imagenet:ROOT")
-    vitrim.reduce_(model, report.best)
+report = vitrim.freeze("deit_small_patch16_224", "atm:align=16", "imagenet:ROOT")
+vitrim.reduce_(model, report.best)
 """
 
 from __future__ import annotations

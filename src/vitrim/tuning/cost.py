@@ -71,7 +71,7 @@ class Cost(ABC):
 
 
 class MacsCost(Cost):
-    """Multiply-accumulates, counted by `vitrim.engines.macs.profile_of`.
+    """Multiply-accumulates, counted by `vitrim.engines.macs.profile_of`; ``dense`` are those of the dense model.
 
     If counts follow from shapes, a copy of the model on the meta device is counted. Estimates come from a least-squares
     fit over sums of token counts to settings drawn from the space, unless the fit misses three test settings by more
@@ -80,6 +80,7 @@ class MacsCost(Cost):
     Args:
         model: the dense model; not changed.
         images: batches (B, C, H, W) to count an adaptive method on.
+        settle: maps a setting of an adaptive method to the static one that runs in its place, which is counted then.
 
     Raises:
         VitrimError: an adaptive method without images.
@@ -87,10 +88,19 @@ class MacsCost(Cost):
 
     unit = "macs"
 
-    def __init__(self, model: nn.Module, space: Space, images: Sequence[Tensor] = (), *, seed: int = 0) -> None:
-        self.space = space
+    def __init__(
+        self,
+        model: nn.Module,
+        space: Space,
+        images: Sequence[Tensor] = (),
+        *,
+        seed: int = 0,
+        settle: Callable[[MethodConfig], MethodConfig] | None = None,
+    ) -> None:
+        self.space, self._settle = space, settle
         self._known: dict[str, Profile] = {}
-        adaptive = space.adaptive
+        self._settled: dict[str, MethodConfig] = {}
+        adaptive = space.adaptive and settle is None
         if adaptive and not images:
             raise VitrimError(f"{space.base.name} adapts to the content of the images: give some to count its MACs on")
         self._images: Tensor | list[Tensor]
@@ -101,12 +111,21 @@ class MacsCost(Cost):
             size = images[0].shape[1:] if len(images) else host_of(model).facts(model).input_size
             self._model = copy.deepcopy(model).to("meta").eval()
             self._images = torch.zeros(1, *size, dtype=like.dtype, device="meta")
-        self._dense = profile_of(self._model, None, self._images).macs.total
-        self._fit = None if adaptive else self._fitted(seed)
-        self.steps = 10 if adaptive else 40
+        self.dense = profile_of(self._model, None, self._images).macs.total
+        self._fit = None if space.adaptive else self._fitted(seed)
+        self.steps = 10 if space.adaptive else 40
 
     def share(self, config: MethodConfig) -> float:
-        return self._profile(config).macs.total / self._dense
+        return self._profile(config).macs.total / self.dense
+
+    def settled(self, config: MethodConfig) -> MethodConfig:
+        """The setting that runs for ``config``."""
+        if self._settle is None or not config.is_adaptive():
+            return config
+        text = config.describe()
+        if text not in self._settled:
+            self._settled[text] = self._settle(config)
+        return self._settled[text]
 
     def tokens(self, config: MethodConfig) -> FloatArray:
         """Tokens after every block, means over the images."""
@@ -115,7 +134,7 @@ class MacsCost(Cost):
     def _profile(self, config: MethodConfig) -> Profile:
         text = config.describe()
         if text not in self._known:
-            self._known[text] = profile_of(self._model, config, self._images)
+            self._known[text] = profile_of(self._model, self.settled(config), self._images)
         return self._known[text]
 
     def estimate(self, config: MethodConfig) -> float:

@@ -13,6 +13,7 @@ The race is in `vitrim.tuning.optimize_race`; here are the steps around it: chec
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import shutil
@@ -30,18 +31,29 @@ from vitrim.checked import Positive, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_method, parse_methods
 from vitrim.core.saving import entries
+from vitrim.data import to_tensor
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.engine import Engine, engines_named, listed
 from vitrim.engines.exported import Exported, sidecar, staged, weights_beside
 from vitrim.engines.formats import formats
 from vitrim.engines.machine import environment, seeded_draws
-from vitrim.errors import VitrimError
+from vitrim.engines.static import can_freeze
+from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.compare import SCORED_ON_ENGINES
 from vitrim.measure.evaluation_report import doubts
 from vitrim.measure.identity import identity, made_for
-from vitrim.measure.inputs import EMBEDDING, JUDGED, DataSpec, JudgedData, open_images, task_name
+from vitrim.measure.inputs import (
+    EMBEDDING,
+    JUDGED,
+    DataSpec,
+    JudgedData,
+    at_all_sizes,
+    check_own_transform,
+    open_images,
+    task_name,
+)
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.store import Store
@@ -54,6 +66,9 @@ from vitrim.tuning.optimize_report import draw, in_words, meaning, table
 from vitrim.tuning.proxy import DatasetImages, Third
 from vitrim.tuning.space import Space, quiet
 
+SMALLEST, LARGEST = 0.7, 1.15
+"""Image sizes to try, as shares of the model's own."""
+
 IMAGES = 3 * 512
 """Default limit of images: 512 each for racing, choosing and checking."""
 
@@ -64,11 +79,13 @@ class OptimizeReport(Report):
 
     Attributes:
         best: its method; None for the dense model, if reducing does not pay.
+        img_size: side of its images, if it is not that of the model.
         sentence: its gain and loss.
     """
 
     file: Exported = field(kw_only=True)
     best: MethodConfig | None = None
+    img_size: int | None = None
     sentence: str = ""
 
     @property
@@ -96,14 +113,16 @@ def optimize(
     out: str | Path | Results = "optimized",
     on_progress: Callable[[str], None] | None = None,
 ) -> OptimizeReport:
-    """Find the fastest file for a model on this machine: engine, precision, method and schedule.
+    """Find the fastest file for a model on this machine: engine, precision, image size, method and schedule.
 
     The dense model is timed on every engine in every precision; methods and schedules race on the fastest pair whose
-    own loss is within the bound. If reducing does not pay there, the result is the dense file, and the report says so.
+    own loss is within the bound, the best of them at other image sizes, too. If reducing does not pay there, the result
+    is the dense file, and the report says so. Methods whose counts depend on the images race frozen (`vitrim.freeze`).
 
     Args:
         model: a dense classifier, or a tower that returns an embedding; a module is not changed. Or its name as on the
-            command line, or a `vitrim.ModelSpec`.
+            command line, or a `vitrim.ModelSpec`, whose ``img_sizes`` are those to try beside the model's own: its own
+            alone for no others, none for all from 0.7 to 1.15 of it in steps of a patch.
         images: a source, as for ``--images``, a dataset, or a `vitrim.JudgedData`, whose ``limit`` defaults to 1,536.
             They are split into thirds (see the module); the reported loss is of the last third. With ``labels``, the
             loss is of top-1, otherwise of agreement with the dense model. For a tower, labels say which images belong
@@ -113,7 +132,8 @@ def optimize(
             estimated from the divergence from the dense model (`vitrim.tuning.optimize_race.Race.expected`).
         speedup: instead of ``max_loss``: minimise the loss at this speed relative to the fastest dense model.
         batch_size: images per batch; the only batch size of the file.
-        methods: one or several, configs or text; None for all that need no training and have a fixed graph.
+        methods: one or several, configs or text; None for all that need no training and have a fixed graph, or get one
+            frozen.
         engine: file engines of `vitrim.bench`: onnxruntime, openvino, torch.export, aoti; None for the installed ones
             of the first two, else torch.export.
         precision: fp32, bf16, int8; None for those that the engines support here.
@@ -123,12 +143,14 @@ def optimize(
         on_progress: called often with a short text on the current step.
 
     Returns:
-        A report with the ``file``, its method as ``best`` and the ``sentence``. Its rows are everything that was timed:
+        A report with the ``file``, its method as ``best``, its ``img_size`` and the ``sentence``. Its rows are everything
+        that was timed:
         ``method, engine, precision, p50_ms, speedup, speedup_q1, speedup_q3`` (for dense models over PyTorch in fp32,
         for methods over the dense model on their engine), ``saved`` (share of the MACs), ``loss`` and ``loss_error``
         (shares), ``scored_on`` (search, selection or check) and ``images``. Methods are timed in a separate run beside
         the dense file: to make all times comparable, their ``p50_ms`` is that of the dense file over their speed-up;
-        ``own_p50_ms`` is the time in that run.
+        ``own_p50_ms`` is the time in that run. Rows at other sizes are named so ("dense at 208 px") and have
+        ``img_size``.
 
     Raises:
         VitrimError: an invalid option, a model that file engines cannot run, data that cannot be read, fewer than 30
@@ -153,17 +175,19 @@ def optimize(
         }
         shown = can_show(inputs.thirds.count("check"))
         facts["doubts"] = _doubts(inputs, facts)
-        notes = [*facts["doubts"], *_embedding_note(inputs, facts), *lacking, shown]
+        notes = [*facts["doubts"], *_embedding_note(inputs, facts), *lacking, *inputs.notes, shown]
         tell(shown)
         if speedup is None:
             _check_count(bound, inputs.thirds.count("check"), few=source.few)
         store = _store(folder, facts, inputs, wanted, results)
         race = Race(
-            inputs.model, inputs.task, inputs.loss, inputs.thirds, engines, batch_size, store, folder / "files", tell
-        )
+            inputs.model, inputs.task, inputs.loss, inputs.thirds, engines, batch_size, store, folder / "files", tell,
+            others={one.side: one.model for one in inputs.others}, images_at=inputs.images_at,
+        )  # fmt: skip
         race.check_dense()
         race.score(wanted)
         dense = race.dense(bound / 100)
+        race.score_sizes(dense, bound / 100, speedup)
         chosen = race.reduced(dense, bound / 100, speedup)
         if results.preprocess:
             race.take_bytes(chosen or dense, inputs.dataset)
@@ -217,6 +241,8 @@ class Inputs:
 
     Attributes:
         thirds: the images for the search, the selection and the check.
+        others: the model at other image sizes.
+        notes: why there are none.
     """
 
     loaded: Loaded
@@ -224,6 +250,14 @@ class Inputs:
     source: JudgedData
     dataset: Any
     thirds: DatasetImages
+    others: Sequence[Loaded] = ()
+    notes: Sequence[str] = ()
+
+    def images_at(self, sizes: Sequence[int]) -> DatasetImages:
+        """The same images, in the same thirds, also at other sizes."""
+        dataset = copy.copy(self.dataset)
+        dataset.transform = at_all_sizes(dataset.transform, [one for one in self.others if one.side in sizes])
+        return _thirds(dataset, self.source, self.task)
 
     @property
     def model(self) -> nn.Module:
@@ -245,6 +279,7 @@ class Inputs:
             "images": {part: self.thirds.count(part) for part in get_args(Third)},
             "labels": self.source.labels,
             "task": self.task.name,
+            "img_sizes": [one.side for one in self.others],
             **({"embedding": self.loaded.embedding_name} if self.task.name == EMBEDDING else {}),
         }
 
@@ -253,10 +288,11 @@ def _open(
     spec: ModelSpec, source: JudgedData, wanted: Sequence[MethodConfig] | None, engine: Engine, batch_size: int
 ) -> Inputs:
     """Load the model and open the images; `VitrimError` if they, or a ``wanted`` method, do not fit."""
-    loaded = spec.load("cpu")
+    loaded, others = spec.load_sizes("cpu")
     model = loaded.model
     if spec.named:
-        model.float().eval()
+        for one in (loaded, *others):
+            one.model.float().eval()
     like = next(model.parameters())
     if like.device.type != "cpu" or like.dtype != torch.float32:
         kind = str(like.dtype).removeprefix("torch.")
@@ -277,14 +313,41 @@ def _open(
             raise VitrimError(
                 f"{config.name} learns parameters, which would be random here: name methods that need no training"
             )
-        if (why := engine.obstacle(config, batch_size)) is not None:
+        if (why := engine.obstacle(config, batch_size)) is not None and not can_freeze(config):
             raise VitrimError(f"{config.describe()} does not run on {engine}: {why}")
         Space.of(model, config)
         reduced_copy(model, config)
-    thirds = DatasetImages(dataset, (source.limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
+    thirds = _thirds(dataset, source, task)
     if task.name == EMBEDDING:
         _check_tower(model, task, thirds)
-    return Inputs(loaded, task, source, dataset, thirds)
+    notes: list[str] = []
+    fixed = not read.by_name and source.source.transform is not to_tensor
+    if others and fixed:
+        check_own_transform(dataset, others)
+    if fixed:
+        notes = [f"no other image sizes are tried: {dataset.source} has a transform of its own"]
+    elif not spec.img_sizes:
+        try:
+            others = loaded.at_sizes(sizes_around(loaded))
+        except UnsupportedModelError as error:  # a model of one size is none to refuse
+            notes = [f"no other image sizes are tried: {error}"]
+    return Inputs(loaded, task, source, dataset, thirds, others, notes)
+
+
+def _thirds(dataset: Any, source: JudgedData, task: Task) -> DatasetImages:
+    return DatasetImages(dataset, (source.limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
+
+
+def sizes_around(loaded: Loaded) -> list[int]:
+    """Image sizes from `SMALLEST` to `LARGEST` of the model's own, in steps of a patch.
+
+    Example:
+        >>> sizes_around(ModelSpec("vit_tiny_patch16_224").load("meta"))
+        [160, 176, 192, 208, 240, 256]
+    """
+    patch, side = max(loaded.library.layout(loaded.model).patch_size), loaded.side
+    sizes = range(patch, int(LARGEST * side) + 1, patch)
+    return [size for size in sizes if size >= SMALLEST * side and size != side]
 
 
 def _check_tower(model: nn.Module, task: Task, images: DatasetImages) -> None:
@@ -393,21 +456,22 @@ def _publish(
     best = chosen or dense
     sentence = in_words(race, dense, chosen, score, facts["bound"].get("speedup"))
     rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
-    made = race.ready(best.config, best.engine)
+    (config, size), made = best.setting, race.ready(best.setting, best.engine)
     assert isinstance(made, Exported)
     path = _copy_file(made.path, folder)
     report = OptimizeReport(
         "optimize",
-        {**facts, "sentence": sentence, "chosen": best.name, "engine": str(best.engine)},
+        {**facts, "sentence": sentence, "chosen": best.name, "engine": str(best.engine), "img_size": size},
         rows,
         [table(rows)],
-        [*meaning(dense.engine), *notes, f"the file: {path}; it takes batches of {race.batch_size}"],
+        [*meaning(dense.engine), *notes, f"the file: {path}; it takes {' x '.join(map(str, made.shape))}"],
         [path, *(file for file in (sidecar(path), *weights_beside(path)) if file.is_file())],
         file=Exported.open(path, trust=True),
-        best=best.config,
+        best=config,
+        img_size=size,
         sentence=sentence,
     )
-    content = entries(best.config or parse_method("none"), {"made_for": made_for(race.model), **report.facts})
+    content = entries(config or parse_method("none"), {"made_for": made_for(race.at(size)), **report.facts})
     write_text(folder / "best.json", json_text(content, indent=2) + "\n")
     report.save(folder / "report.json")
     report.files += [folder / "best.json", folder / "report.json"]

@@ -41,7 +41,19 @@ def in_words(
     ratio = chosen.row["speedup"] * dense.row["speedup"]  # over the dense file, times its speed-up over PyTorch
     return (
         f"{times}; {chosen.row['p50_ms']:.1f} with {chosen.name} ({100 * chosen.row['saved']:.0f} % of the MACs "
-        f"saved): {ratio:.1f} times as fast, {loss}"
+        f"saved): {ratio:.1f} times as fast, {loss}{_alternative(race, chosen)}"
+    )
+
+
+def _alternative(race: Race, chosen: Candidate) -> str:
+    """The smaller image without a method, which ``chosen`` is compared with; empty if there is none."""
+    plain = race.plain
+    if plain is None or plain is chosen:
+        return ""
+    return (
+        f"; {plain.setting.size} px without a method would give {plain.row['speedup']:.2f} times the speed of the "
+        f"dense file at {_change_in_words(race, plain.row)}, and this gives {chosen.row['speedup']:.2f} at "
+        f"{_change_in_words(race, chosen.row)}, on the images it was chosen by"
     )
 
 

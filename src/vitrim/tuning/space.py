@@ -30,10 +30,6 @@ SLOPES = (-1.0, -0.5, 0.5, 1.0)
 LEAST = 0.125
 """Smallest weight of an active block, if blocks can be inactive."""
 
-ROWS = 16
-"""Rows of a matrix product that engines compute together. In int8 on AMX, products of 138 rows take as long as those of
-197, and products of 144 rows a sixth less (docs/results/engines.md)."""
-
 
 @dataclass(frozen=True)
 class Space:
@@ -192,34 +188,6 @@ class Space:
         ]
         tidy = self._with({str(self.per_layer): least})
         return tidy if self.counts(tidy) == counts else config
-
-    def level(self, config: MethodConfig) -> MethodConfig:
-        """The setting with token counts, prefix included, rounded to multiples of `ROWS` after every block.
-
-        Unchanged if the method does not remove a count of tokens per block (but shares, one value for all, or counts
-        that depend on the images), or if the model has fewer than 8 `ROWS` patches.
-
-        Example:
-            >>> import vitrim
-            >>> space = Space(vitrim.ToMe(), num_layers=4, grid=(14, 14), num_prefix=1)
-            >>> space.level(vitrim.ToMe(r=[13, 13, 0, 25])).describe()
-            'tome:r=[5,16,0,32]'
-        """
-        counts = self.counts(config)
-        if self.tunable.digits or self.per_layer is None or not self.blocks or counts is None:
-            return config
-        if self.patches < 8 * ROWS:
-            return config
-        before = left = self.patches
-        wanted: list[int] = []
-        for count in counts:
-            if count < before:
-                rows = max(round((count + self.num_prefix) / ROWS), 1) * ROWS
-                before, left = count, min(rows - self.num_prefix, left)
-            wanted.append(left)
-        values = [[self.patches, *wanted][block] - wanted[block] for block in self.blocks]
-        found = self._with({self.per_layer: values})
-        return found if self.counts(found) == wanted else config
 
     def _values(self, config: MethodConfig) -> Any:
         """The values of the blocks, a tuple or one for all; None if the method has one value for all."""

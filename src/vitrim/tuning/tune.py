@@ -100,7 +100,8 @@ def tune(
     it is significantly better than the constant one on the last third. Only ``check`` reads labels.
 
     Args:
-        model: the dense model, not changed; its name, or a `vitrim.PlacedModel`.
+        model: the dense model, not changed; its name, or a `vitrim.PlacedModel`, which may have another image size as
+            ``img_sizes``.
         methods: one or several, configs or text such as ``"tome"``; several race. ``"all"`` means all
             training-free methods that fit the model.
         data: images: a source, as for ``--data``, a dataset, or a `vitrim.ScoredData`, whose ``limit`` defaults to
@@ -307,14 +308,18 @@ class _Begun:
 
 def _begin(model: nn.Module | str | ModelSpec, source: ScoredData, results: Results, seed: int) -> _Begun:
     spec, folder = PlacedModel.of(model), results.path
+    if len(spec.img_sizes) > 1:
+        raise VitrimError(f"a search is at one image size, got {', '.join(map(str, spec.img_sizes))}")
     device = place_of(spec)
     if folder is not None:
         check_folder(folder)
     processes = Processes.launched(str(device))
     with seeded_draws(device, seed):
-        loaded = spec.load(processes.device or device)
+        own, others = spec.load_sizes(processes.device or device)
+    loaded = others[0] if others else own
     task, dataset = open_task(loaded, source, embeddings=True)
     about = {"data": source.name(dataset), "split": dataset.split, "device": str(device), "weights": loaded.weights}
+    about |= {"img_size": loaded.side} if others else {}
     store = None if folder is None else folder / "study.jsonl"
     writes = folder if processes.index == 0 else None
     return _Begun(loaded, task, dataset, task.eval_batch(source.batch_size), about, writes, store, processes)
