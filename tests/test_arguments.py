@@ -11,7 +11,19 @@ import torch
 import vitrim
 from vitrim.errors import VitrimError
 
-COMMANDS = ("analyze", "bench", "compare", "evaluate", "export", "freeze", "optimize", "profile", "show", "train", "tune")
+COMMANDS = (
+    "analyze",
+    "bench",
+    "compare",
+    "evaluate",
+    "export",
+    "freeze",
+    "optimize",
+    "profile",
+    "show",
+    "train",
+    "tune",
+)
 
 
 def test_no_function_of_a_command_has_more_than_ten_parameters() -> None:

@@ -161,7 +161,9 @@ def test_counts_by_image_are_rounded_up(text: str) -> None:
     assert all(count % 6 == 0 or count == plain[0] for count in rounded)
 
 
-@pytest.mark.parametrize("text", ["atm:alpha=0.3,beta=0,theta_min=0,granularity=image", "saint:threshold=0,neighbours=3"])
+@pytest.mark.parametrize(
+    "text", ["atm:alpha=0.3,beta=0,theta_min=0,granularity=image", "saint:threshold=0,neighbours=3"]
+)
 @torch.no_grad()
 def test_an_image_in_a_batch_is_rounded_as_it_would_be_alone(text: str) -> None:
     model, images = tiny.HOSTS["vit"](), tiny.images()

@@ -17,7 +17,7 @@ import vitrim
 from full_matrix import cells
 from vitrim.core.tokens import TokenState
 from vitrim.engines import bound, static
-from vitrim.engines.static import frozen, patches_per_block
+from vitrim.engines.static import frozen, levelled, patches_per_block
 
 LOW: dict[str, Any] = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}
 ATM = vitrim.ATM(**LOW)
@@ -193,6 +193,20 @@ def test_a_frozen_method_merges_by_the_same_matching() -> None:
     found, held = run("vit", fixed, image)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     assert all((one.source == other.source).all() for one, other in zip(held[1:], states[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "patches", "expected"),
+    [
+        ("tome:r=8", 196, "tome:r=8,align=16"),
+        ("topk:keep_rate=0.7", 196, "topk:keep_rate=0.7,align=16"),
+        ("tome:r=8,align=8", 196, "tome:r=8,align=8"),  # as asked for
+        ("algm:r=[4,4]", 196, "algm:r=[4,4]"),  # it has no way to
+        ("tome:r=8", 127, "tome:r=8"),  # of few tokens rounding would take back too much
+    ],
+)
+def test_what_is_levelled(text: str, patches: int, expected: str) -> None:
+    assert levelled(vitrim.parse_method(text), patches) == vitrim.parse_method(expected)
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,11 @@ def test_a_comparison_has_the_schedule_beside_the_method_above_batch_1(source: P
 def test_on_engines_that_do_not_follow_images_the_schedule_stands_for_the_method(source: Path) -> None:
     schedule = freeze(model(), ATM, str(source), out=None).best.describe()
     assert methods_of(source, at=(1, 2), engine="torch.export")[0] == ["dense", schedule]
+
+
+def test_a_profile_and_pictures_name_the_schedule(source: Path) -> None:
+    images = sorted(source.rglob("*.png"))
+    schedule = freeze(model(), ATM, str(source), out=None).best.describe()
+    expected = f"{vitrim.parse_method(ATM).describe()} frozen on these images: {schedule} (vitrim freeze)"
+    assert expected in vitrim.profile(model(), [ATM, "tome:r=2"], images=str(source)).notes
+    assert vitrim.show(model(), [ATM], images).notes == [expected]

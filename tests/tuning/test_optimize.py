@@ -144,6 +144,11 @@ def model() -> nn.Module:
     return create_model("test_vit", options=OPTIONS)
 
 
+def alone(host: nn.Module) -> ModelSpec:
+    """The model at its own image size alone."""
+    return ModelSpec(host, img_sizes=(32,))
+
+
 @dataclass
 class Whole:
     """A search that nothing interrupts, and what was seen of it."""
@@ -161,7 +166,7 @@ def whole(source: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     with pytest.MonkeyPatch.context() as patch:
         seen = watched(patch)
         seen.exports = True
-        report = optimize(host, source, out=out, on_progress=told.append, **GIVEN)
+        report = optimize(alone(host), source, out=out, on_progress=told.append, **GIVEN)
     return Whole(out, host, report, seen, told)
 
 
@@ -169,7 +174,7 @@ def run(
     source: str, out: Path, images: Mapping[str, Any] = {}, results: Mapping[str, Any] = {}, **changes: Any
 ) -> OptimizeReport:
     data, place = vitrim.JudgedData(source, **images), vitrim.FileResults(out, **results)
-    return optimize(model(), data, out=place, **{**GIVEN, **changes})
+    return optimize(alone(model()), data, out=place, **{**GIVEN, **changes})
 
 
 def measured(out: Path) -> list[str]:
@@ -222,7 +227,7 @@ def test_the_file_the_report_and_the_sentence(source: str, whole: Whole) -> None
     assert (record["sentence"], record["chosen"]) == (report.sentence, report.best.describe())
     assert vitrim.parse_method(f"@{whole.out / 'best.json'}").describe() == report.best.describe()
     assert str(report).rstrip().endswith(report.sentence.split()[-1])
-    assert any(re.fullmatch(r"step 4 of 6, making dense ready on .*, 1 of \d+", text) for text in whole.told)
+    assert any(re.fullmatch(r"step 5 of 7, making dense ready on .*, 1 of \d+", text) for text in whole.told)
 
 
 def test_nothing_is_measured_twice(whole: Whole) -> None:
@@ -294,7 +299,7 @@ def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
     source: str, watch: Watch, tmp_path: Path
 ) -> None:
     given = {**GIVEN, "methods": "topk", "max_loss": None, "speedup": 1.05, "batch_size": 5}
-    report = optimize(model(), vitrim.JudgedData(source, labels=False), out=tmp_path / "out", **given)
+    report = optimize(alone(model()), vitrim.JudgedData(source, labels=False), out=tmp_path / "out", **given)
     assert report.facts["bound"] == {"speedup": 1.05}
     assert report.best is not None
     assert "points of agreement" in report.sentence
@@ -380,7 +385,9 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     torch.manual_seed(0)
     host = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
     watch.exports = True
-    report = optimize(host, vitrim.JudgedData(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
+    report = optimize(
+        alone(host), vitrim.JudgedData(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN
+    )
     assert report.best is not None
     data = vitrim.open_data(str(tmp_path / "images"))
     task, dataset = open_task(ModelSpec(host).load(), data, embeddings=True)
@@ -454,7 +461,7 @@ def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, wa
         ({"precision": "int8"}, "torch.export runs fp32 here: torch.export cannot run in int8"),
         ({"methods": "tomme"}, "unknown method 'tomme'"),
         ({"methods": "atc"}, "atc does not run on torch.export: "),
-        ({"methods": "atm", "batch_size": 2}, "atm does not run on torch.export: .*its file is for single images"),
+        ({"methods": "a_vit", "batch_size": 2}, "a_vit learns parameters"),
         ({"methods": "none"}, "there is nothing to tune"),
         ({"methods": "dynamicvit"}, "dynamicvit learns parameters, which would be random here"),
         ({"methods": "topk:keep_rate=0.5,blocks=[7]"}, "block"),
@@ -524,9 +531,9 @@ def test_measurements_of_other_weights_are_not_taken_over(
     with torch.no_grad():
         other.get_submodule("blocks.1.mlp.fc1").weight[3, 5] += 1e-3
     with pytest.raises(VitrimError):
-        optimize(other, source, out=again, **GIVEN)
+        optimize(alone(other), source, out=again, **GIVEN)
     assert study.read_bytes() == before
-    assert optimize(model(), source, out=again, **GIVEN).best == whole.report.best
+    assert optimize(alone(model()), source, out=again, **GIVEN).best == whole.report.best
     assert (watch.timed, watch.scored) == ([], 0)
 
 
@@ -536,7 +543,18 @@ def test_the_command(
 ) -> None:
     options = [f"--model-option={key}={value}" for key, value in OPTIONS.items()]
     words = ["optimize", "test_vit", *options, "--images", source, "--max-loss", "100", "--batch-size", "1"]
-    words += ["-m", "topk", "--engine", "torch.export", "--precision", "fp32", "--out", str(tmp_path / "out")]
+    words += [
+        "-m",
+        "topk",
+        "--img-size",
+        "32",
+        "--engine",
+        "torch.export",
+        "--precision",
+        "fp32",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert exit_code(monkeypatch, *words, "--json", str(tmp_path / "o.json")) == 0
     out = capsys.readouterr().out
     record = json.loads((tmp_path / "o.json").read_text())
@@ -569,7 +587,7 @@ def test_a_dense_model_that_guesses_ends_the_search(tmp_path: Path, watch: Watch
     assert measured(tmp_path / "out") == ["top-1 of the dense model"]
     assert watch.timed == []
     without = vitrim.JudgedData(data, labels=False)
-    assert optimize(host, without, **{**given, "out": tmp_path / "agreement"}).facts["doubts"] == []
+    assert optimize(alone(host), without, **{**given, "out": tmp_path / "agreement"}).facts["doubts"] == []
 
 
 def test_the_command_says_what_labels_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

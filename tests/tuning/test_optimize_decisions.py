@@ -23,7 +23,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.store import Store
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.halving import Evaluator
-from vitrim.tuning.optimize_race import Candidate, Race, ScoredSetting
+from vitrim.tuning.optimize_race import PLAIN, Candidate, Race, ScoredSetting, Setting
 from vitrim.tuning.optimize_report import in_words
 from vitrim.tuning.proxy import DatasetImages
 
@@ -36,6 +36,10 @@ def score(kl: float, loss: float, error: float = 0.0, images: int = IMAGES) -> d
 
 def engine(label: str, precision: str = "fp32") -> Any:
     return SimpleNamespace(label=label, precision=precision)
+
+
+def setting(name: str, size: int | None = None) -> Setting:
+    return Setting(parse_method(name), size)
 
 
 FAST = engine("fast")
@@ -52,8 +56,8 @@ class Tables:
     quartile: float = 0.99
     batch_size: int = 32
 
-    def key(self, config: Any, on: Any) -> str:
-        return f"{on.label} {on.precision}" if config is None else config.describe()
+    def key(self, setting: Any, on: Any) -> str:
+        return f"{on.label} {on.precision}" if setting == Setting() else setting.name
 
     def times(self, pairs: Any, what: str) -> list[dict[str, float]]:
         names = [self.key(*pair) for pair in pairs]
@@ -65,13 +69,13 @@ class Tables:
         return found
 
     def file_losses(self, candidates: Any, part: str) -> list[dict[str, float]]:
-        names = [self.key(one.config, one.engine) for one in candidates]
+        names = [self.key(one.setting, one.engine) for one in candidates]
         self.scored += names
         return [self.lost[name] for name in names]
 
-    def losses(self, configs: Any) -> list[dict[str, float]]:
-        self.scored += [config.describe() for config in configs]
-        return [self.lost[config.describe()] for config in configs]
+    def losses(self, settings: Any) -> list[dict[str, float]]:
+        self.scored += [one.name for one in settings]
+        return [self.lost[one.name] for one in settings]
 
     def images(self, part: str) -> int:
         return IMAGES
@@ -100,16 +104,14 @@ def schedule(name: str, kind: str, *shares: float) -> Any:
     return SimpleNamespace(name=name, space=SimpleNamespace(base=base), cost=cost, at=lambda share: at.get(share))
 
 
-DENSE = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.0, 0.0)})
+DENSE = Candidate(Setting(), FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.0, 0.0)})
 
 
 def reduced(tables: Tables, settings: Any, *, bound: float = 0.02, speedup: float | None = None, **how: Any) -> Any:
     """What is chosen of settings (share of the MACs, name, KL, loss), mildest first, of one schedule; the race."""
     made = race(tables, **how)
     made.slope = 0.5
-    made.known = {
-        "one": [ScoredSetting(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in settings]
-    }
+    made.known = {"one": [ScoredSetting(share, setting(name), score(kl, loss)) for share, name, kl, loss in settings]}
     return made.reduced(DENSE, bound, speedup), made
 
 
@@ -234,10 +236,8 @@ def test_what_the_precision_loses_is_taken_off_the_bound() -> None:
     tables = Tables(MS, LOSSES)
     made = race(tables)
     made.slope = 0.5
-    made.known = {
-        "one": [ScoredSetting(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]
-    }
-    dense = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.02, 0.0)})
+    made.known = {"one": [ScoredSetting(share, setting(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    dense = Candidate(Setting(), FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.02, 0.0)})
     made.reduced(dense, 0.02, None)
     assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.7", "topk:keep_rate=0.8"]
 
@@ -245,10 +245,8 @@ def test_what_the_precision_loses_is_taken_off_the_bound() -> None:
 def test_what_the_precision_disagrees_is_taken_off_without_labels() -> None:
     tables = Tables(MS, LOSSES)
     made = race(tables, labels=False)
-    made.known = {
-        "one": [ScoredSetting(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]
-    }
-    made.reduced(Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(9.0, 0.012)}), 0.02, None)
+    made.known = {"one": [ScoredSetting(share, setting(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    made.reduced(Candidate(Setting(), FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(9.0, 0.012)}), 0.02, None)
     assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.8", "topk:keep_rate=0.9"]
 
 
@@ -328,7 +326,7 @@ def test_no_more_are_timed_and_scored_than_was_said(monkeypatch: pytest.MonkeyPa
     ms = {"fast fp32": 8.0, **dict(zip((name for _, name, *_ in SETTINGS), (7.0, 2.0, 5.0, 6.0, 4.0), strict=True))}
     tables = Tables(ms, {name: score(0.0, 0.0) for _, name, *_ in SETTINGS})
     made = race(tables)
-    made.known = {name: [ScoredSetting(share, parse_method(name), score(0.0, 0.0))] for share, name, *_ in SETTINGS}
+    made.known = {name: [ScoredSetting(share, setting(name), score(0.0, 0.0))] for share, name, *_ in SETTINGS}
     chosen = made.reduced(DENSE, 0.02, None)
     assert sorted(tables.timed[1:]) == [f"topk:keep_rate={rate}" for rate in (0.5, 0.6, 0.7)]
     assert tables.scored == ["topk:keep_rate=0.5", "topk:keep_rate=0.7"]
@@ -342,11 +340,124 @@ def test_at_a_speed_those_that_lose_least_are_scored(monkeypatch: pytest.MonkeyP
     made = race(tables)
     lost = {0.5: 0.03, 0.6: 0.01, 0.7: 0.02}
     made.known = {
-        str(share): [ScoredSetting(share, parse_method(f"topk:keep_rate={share}"), score(0.1, loss))]
+        str(share): [ScoredSetting(share, setting(f"topk:keep_rate={share}"), score(0.1, loss))]
         for share, loss in lost.items()
     }
     assert made.reduced(DENSE, 0.0, 1.3).name == "topk:keep_rate=0.6"
     assert tables.scored == ["topk:keep_rate=0.6"]
+
+
+# ---- image sizes -----------------------------------------------------------------------------------------------------
+
+SIDES = {256: 1.3, 208: 0.85, 192: 0.7, 176: 0.6, 160: 0.5}
+"""Shares of the MACs at 224 px."""
+LOSS_ALONE = ((256, 0.06, -0.01), (208, 0.02, 0.002), (192, 0.06, 0.006), (176, 0.2, 0.03), (160, 0.5, 0.1))
+ALONE = {f"dense at {side} px": score(kl, loss) for side, kl, loss in LOSS_ALONE}
+
+
+@dataclass
+class Half:
+    """The cost of a method whose keep rate is its share of the MACs."""
+
+    def share(self, config: Any) -> float:
+        return float(config.keep_rate)
+
+    def settled(self, config: Any) -> Any:
+        return config
+
+
+def sized(lost: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[Any, Tables]:
+    """A race at the sizes above in which two schedules are known at 224 px, before other sizes are scored."""
+    monkeypatch.setattr(racing, "SHARES", (0.9, 0.8, 0.7))
+    monkeypatch.setattr(racing, "AGAIN", 1)
+    monkeypatch.setattr(racing, "within", lambda space, point, cost, share: parse_method(f"topk:keep_rate={share}"))
+    tables = Tables(MS, {**LOSSES, **ALONE, **lost})
+    made = race(tables, **how)
+    made.slope, made.others = 0.5, dict.fromkeys(SIDES)
+    made._macs = {None: 100, **{side: round(100 * share) for side, share in SIDES.items()}}
+    made._space = lambda config, size: (SimpleNamespace(base=config), Half())
+    for name, reach in (("weak", 2), ("strong", 3)):
+        made.known[name] = [
+            ScoredSetting(share, setting(one), score(kl, loss)) for share, one, kl, loss in SETTINGS[:reach]
+        ]
+        base = SimpleNamespace(describe=lambda name=name: name, kind="prune")
+        made.raced[name] = racing.RacedSchedule(SimpleNamespace(base=base), Half(), None, "all")  # type: ignore[arg-type]
+    made.known["strong, all"] = made.known.pop("strong")
+    made.known["weak, all"] = made.known.pop("weak")
+    made.raced = {f"{name}, all": one for name, one in made.raced.items()}
+    return made, tables
+
+
+def merged(side: int, *losses: tuple[float, float]) -> dict[str, Any]:
+    return {
+        f"topk:keep_rate={share} at {side} px": score(kl, loss)
+        for share, (kl, loss) in zip((0.9, 0.8, 0.7), losses, strict=False)
+    }
+
+
+LOST = {
+    **merged(208, (0.025, 0.002), (0.03, 0.003), (0.04, 0.004)),
+    **merged(192, (0.07, 0.007), (0.15, 0.05)),
+    **merged(256, (0.07, 0.0), (0.08, 0.0), (0.09, 0.001)),
+}
+
+
+def test_methods_are_tried_at_the_smallest_sizes_within_the_bound_and_at_the_next_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best schedule alone, milder settings first, and not beyond one that loses too much (0.8 at 192 px)."""
+    made, tables = sized(LOST, monkeypatch)
+    made.score_sizes(DENSE, 0.02, None)
+    assert tables.scored[:5] == list(ALONE)
+    assert sorted(tables.scored[5:]) == sorted(LOST)
+    # loss per nat of the sizes below 224 px with at most 0.3 nats, by least squares through the origin
+    slope = (0.02 * 0.002 + 0.06 * 0.006 + 0.2 * 0.03) / (0.02**2 + 0.06**2 + 0.2**2)
+    assert made.alone[192] == (0.06, pytest.approx(0.06 * slope))
+    assert made.alone[256] == (0.06, 0.0)  # larger images lose nothing by themselves
+    assert [one.share for one in made.known["strong, all at 208 px"]] == pytest.approx(
+        [0.85 * 0.9, 0.85 * 0.8, 0.85 * 0.7]
+    )
+    assert [one.setting.size for one in made.known[PLAIN]] == [208, 192, 176, 160]
+
+
+def test_what_a_method_adds_at_another_size_costs_what_it_costs_at_the_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = sized({}, monkeypatch)
+    made.alone = {192: (0.06, 0.004)}
+    assert made.expected(score(0.08, 0.9), 192) == pytest.approx(0.004 + 0.5 * 0.02)
+    assert made.expected(score(0.05, 0.9), 192) == pytest.approx(0.004)
+    assert made.expected(score(0.08, 0.9)) == pytest.approx(0.04)
+
+
+def test_a_smaller_image_is_one_more_candidate_and_is_scored_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """192 px with a method wins here; 192 px alone is scored beside it, though slower ones than four are not."""
+    monkeypatch.setattr(racing, "FINALISTS", 1)
+    made, tables = sized(LOST, monkeypatch)
+    tables.ms |= dict.fromkeys((*ALONE, *LOST), 8.0)
+    tables.ms |= {"topk:keep_rate=0.9 at 192 px": 4.0, "dense at 192 px": 5.0}
+    made.score_sizes(DENSE, 0.02, None)
+    before = len(tables.scored)
+    chosen = made.reduced(DENSE, 0.02, None)
+    assert chosen.setting == setting("topk:keep_rate=0.9", 192)
+    assert tables.scored[before:] == ["topk:keep_rate=0.9 at 192 px", "dense at 192 px"]
+    assert {"dense at 208 px", "dense at 192 px"} < set(tables.timed)
+    row = chosen.row
+    assert (row["method"], row["img_size"]) == ("topk:keep_rate=0.9 at 192 px", 192)
+    assert row["saved"] == pytest.approx(1 - 0.7 * 0.9)
+
+
+def test_without_other_sizes_nothing_more_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, tables = sized({}, monkeypatch)
+    made.others = {}
+    made.score_sizes(DENSE, 0.02, None)
+    assert (tables.scored, made.alone, PLAIN in made.known) == ([], {}, False)
+
+
+def test_at_a_speed_the_two_mildest_sizes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all shares, since only the strongest may have the speed."""
+    every = {**LOST, **merged(192, (0.07, 0.007), (0.15, 0.05), (0.4, 0.2))}
+    made, tables = sized(every, monkeypatch)
+    made.score_sizes(DENSE, 1.0, 1.3)
+    assert sorted(tables.scored[5:]) == sorted(every)
 
 
 # ---- the sentence ----------------------------------------------------------------------------------------------------
@@ -356,14 +467,22 @@ def test_the_sentence() -> None:
     """12 ms in PyTorch, 6 of the dense file; 5 of the reduced one, so 2.4 times as fast as PyTorch."""
     made = race(Tables())
     made.rows = [{"p50_ms": 12.0}]
-    dense = Candidate(None, engine("onnxruntime", "bf16"), {"p50_ms": 6.0, "speedup": 2.0})
+    dense = Candidate(Setting(), engine("onnxruntime", "bf16"), {"p50_ms": 6.0, "speedup": 2.0})
     row = {"p50_ms": 5.0, "speedup": 1.2, "saved": 0.35}
-    chosen = Candidate(parse_method("topk:keep_rate=0.6"), FAST, row)
+    chosen = Candidate(setting("topk:keep_rate=0.6"), FAST, row)
     assert in_words(made, dense, chosen, score(0.1, 0.0123, 0.004)) == (
         "12.0 ms per batch of 1 as you run it now (PyTorch, fp32); 6.0 with ONNX Runtime in bf16; 5.0 with "
         "topk:keep_rate=0.6 (35 % of the MACs saved): 2.4 times as fast, 1.2 points of top-1 fewer on 200 images not "
         "searched on (standard error 0.4)"
     )
+    made.plain = Candidate(Setting(None, 208), FAST, {"speedup": 1.1, **score(0.02, 0.003)})
+    chosen.row.update(score(0.1, 0.01))
+    assert in_words(made, dense, chosen, score(0.1, 0.0123, 0.004)).endswith(
+        " (standard error 0.4); 208 px without a method would give 1.10 times the speed of the dense file at 0.3 points "
+        "of top-1 fewer, and this gives 1.20 at 1.0 points of top-1 fewer, on the images it was chosen by"
+    )
+    made.plain = chosen  # it is itself one without a method
+    assert "would give" not in in_words(made, dense, chosen, score(0.1, 0.0123, 0.004))
     made.loss.labels = False
     assert in_words(made, dense, None, score(0.1, -0.004)) == (
         "12.0 ms per batch of 1 as you run it now (PyTorch, fp32); 6.0 with ONNX Runtime in bf16, 2.0 times as fast, "
@@ -380,7 +499,7 @@ def test_int8_is_calibrated_on_images_of_the_whole_first_third() -> None:
     images = torch.arange(600.0)[:, None, None, None].expand(600, 1, 2, 2)
     parts = DatasetImages(TensorDataset(images, torch.arange(600)), 200, 32)
     made = Race(None, None, SimpleNamespace(labels=True), parts, (FAST,), 1, None, None, lambda text: None)
-    found = made.calibration[:, 0, 0, 0]
+    found = made.calibration()[:, 0, 0, 0]
     assert (len(found), found[0], found[-1]) == (64, 0.0, 597.0)
     assert {6.0, 9.0, 12.0} >= set(found.diff().tolist())
     assert made._some(4)[:, 0, 0, 0].tolist() == [0.0, found[21], found[42], 597.0]
@@ -395,5 +514,5 @@ def test_a_file_of_bytes_is_calibrated_on_the_first_third_alone(
     monkeypatch.setattr(racing, "export", lambda *_, images, **__: given.append(images))
     parts = DatasetImages(data, 30, 32)
     made = Race(None, None, SimpleNamespace(), parts, (FAST,), 1, None, tmp_path, lambda text: None)
-    made.take_bytes(Candidate(None, FileEngine(PT2), {}), data)
+    made.take_bytes(Candidate(Setting(), FileEngine(PT2), {}), data)
     assert [given[0].images[place][0] for place in range(len(given[0]))] == list(range(0, 90, 3))

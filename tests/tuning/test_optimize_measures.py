@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,16 @@ from torch.utils.data import TensorDataset
 
 import tiny
 import vitrim
+from vitrim.core.image_size import at_size
 from vitrim.core.registry import parse_method
 from vitrim.engines.engine import Engine
 from vitrim.engines.runnable import Module, Runnable
+from vitrim.engines.static import frozen
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.store import Store
 from vitrim.tasks import make_task
 from vitrim.tuning import optimize_race as racing
-from vitrim.tuning.optimize_race import Candidate, Race
+from vitrim.tuning.optimize_race import Candidate, Race, Setting
 from vitrim.tuning.proxy import DatasetImages, Third
 
 COUNT = 33
@@ -90,7 +91,7 @@ def reduced() -> Any:
 def test_methods_race_on_the_first_third_alone(dataset: TensorDataset, race: Race) -> None:
     """Those of the second third choose, and those of the last one check: neither may be seen here."""
     search = list(range(0, COUNT, 3))
-    (found,) = race.losses([parse_method(METHOD)])
+    (found,) = race.losses([Setting(parse_method(METHOD))])
     assert found == expected(dataset, search, reduced())
     (each,) = race.evaluator.piece([parse_method(METHOD)], "search", 0, 5)
     assert each["kl"].mean() == expected(dataset, search[:5], reduced())["kl"]
@@ -102,7 +103,7 @@ def test_files_are_scored_on_the_third_that_is_asked_for(
 ) -> None:
     places = list(range(first, COUNT, 3))
     engine = race.engines[0]
-    one, other = (Candidate(config, engine, {}) for config in (parse_method(METHOD), None))
+    one, other = (Candidate(Setting(config), engine, {}) for config in (parse_method(METHOD), None))
     scores = race.file_losses([one, other], part)
     assert [score.pop("images") for score in scores] == [len(places)] * 2
     for score, run in zip(scores, (reduced(), model()), strict=True):
@@ -110,7 +111,7 @@ def test_files_are_scored_on_the_third_that_is_asked_for(
 
 
 def test_files_are_made_with_images_of_the_first_third(dataset: TensorDataset, race: Race) -> None:
-    race.ready(None, race.engines[0])
+    race.ready(Setting(), race.engines[0])
     ((images, calibration),) = race.engines[0].prepared  # type: ignore[attr-defined]
     assert torch.equal(calibration, dataset.tensors[0][::3])
     assert torch.equal(images, dataset.tensors[0][[0, 3, 6, 9]])
@@ -120,21 +121,56 @@ def test_speedups_are_of_the_first_file_over_each(race: Race, monkeypatch: pytes
     """By a clock on which the second file takes half as long, and the third twice."""
     ms = {"0": [4.0] * 15, "1": [2.0] * 15, "2": [8.0] * 15}
     monkeypatch.setattr(racing, "time_interleaved", lambda calls, **_: {name: ms[name] for name in calls})
-    pairs = [(None, Doubling()), (parse_method(METHOD), Doubling()), (parse_method("topk:keep_rate=0.9"), Doubling())]
+    pairs = [
+        (Setting(), Doubling()),
+        *((Setting(parse_method(one)), Doubling()) for one in (METHOD, "topk:keep_rate=0.9")),
+    ]
     rows = race.times(pairs, "files")
     assert [(row["p50_ms"], row["speedup"]) for row in rows] == [(4.0, 1.0), (2.0, 2.0), (8.0, 0.5)]
 
 
-def test_an_adaptive_method_is_timed_on_every_image_as_often(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-    budgets: list[Any] = []
+class Sized(torch.utils.data.Dataset[Any]):
+    """The images, also as a smaller model takes them: every second pixel."""
 
-    def timed(calls: Any, budget: Any) -> Any:
-        budgets.append(budget)
-        return {name: [1.0, 1.0] for name in calls}
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
 
-    monkeypatch.setattr(racing, "time_interleaved", timed)
-    monkeypatch.setattr(racing, "in_turn", lambda run, ring: partial(run, ring[0]))
-    race.times([(None, Doubling()), (parse_method("tome:r=2"), Doubling())], "fixed")
-    race.times([(None, Doubling()), (parse_method("atm"), Doubling())], "adaptive")
-    assert budgets[0].min_rounds == 15
-    assert (budgets[1].min_rounds, budgets[1].max_rounds) == (22, 22)  # 11 images, each once in both halves
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, place: int) -> Any:
+        image, label = self.data[place]
+        return {None: image, 12: image[:, ::2, ::2]}, label
+
+
+def test_a_smaller_model_gets_the_same_images_in_its_size(dataset: TensorDataset, race: Race) -> None:
+    """Against the dense model at its own size, in PyTorch and as a file; files are made with the smaller images."""
+    smaller = at_size(model(), 12)
+    race.others = {12: smaller}
+    race.images_at = lambda sizes: DatasetImages(Sized(dataset), COUNT // 3, racing.SEARCHED_AT)
+    places = list(range(0, COUNT, 3))
+
+    def run(images: Tensor) -> Tensor:
+        return smaller(images[:, :, ::2, ::2])  # type: ignore[no-any-return]
+
+    scored, whole = race.losses([Setting(None, 12), Setting(parse_method(METHOD))])
+    assert scored == expected(dataset, places, run)
+    assert whole == expected(dataset, places, reduced())
+    (file,) = race.file_losses([Candidate(Setting(None, 12), race.engines[0], {})], "search")
+    assert file == {**expected(dataset, places, lambda images: run(2 * images)), "images": len(places)}
+    ((images, calibration),) = race.engines[0].prepared  # type: ignore[attr-defined]
+    assert torch.equal(calibration, dataset.tensors[0][::3, :, ::2, ::2])
+    assert images.shape[-2:] == (12, 12)
+    assert race.macs(12) < race.macs(None)
+
+
+def test_adaptive_methods_race_by_their_schedules(race: Race) -> None:
+    """Frozen on images of the first third, at the share that is asked for."""
+    (one, *_) = race.schedules([parse_method("saint")])
+    config = one.at(0.8)
+    assert config is not None
+    assert not config.is_adaptive()
+    assert one.cost.share(config) <= 0.8
+    images = race._some(racing.COUNTED)
+    adaptive = next(text for text, found in one.cost._settled.items() if found == config)
+    assert frozen(race.model, adaptive, [images]) == config

@@ -127,25 +127,3 @@ def test_a_method_whose_stages_a_model_has_no_room_for_is_not_among_all_that_fit
     shallow = create_model("test_vit", options={"img_size": 32, "patch_size": 8, "depth": 3, "num_classes": 2})
     names, deeper = ({config.name for config in training_free(model)} for model in (shallow, MODEL))
     assert deeper - names == {"kmedoids"}
-
-
-def test_a_level_setting_leaves_multiples_of_sixteen_rows_where_it_removes() -> None:
-    """A grid of 14 x 14 patches and a class token; blocks in which nothing is removed stay so."""
-    for name, options in (("tome", {"r": 13}), ("tome", {"r": [0, 0, 30, 0, 7, 22]}), ("mctf", {"r": 9})):
-        one = Space(make_method(name), num_layers=6, grid=(14, 14), num_prefix=1)
-        config = make_method(name, **options)
-        before, after = one.counts(config), one.counts(one.level(config))
-        assert before is not None
-        assert after is not None
-        for block, (old, new) in enumerate(zip(before, after, strict=True)):
-            stays = old == ([196, *before][block])
-            assert new == [196, *after][block] if stays else (new + 1) % 16 == 0 and abs(new - old) <= 8
-        assert one.level(one.level(config)) == one.level(config)
-
-
-@pytest.mark.parametrize("text", ["topk:keep_rate=0.7", "atm", "pitome:keep_rate=0.9"])
-def test_what_has_no_counts_of_its_own_is_not_levelled(text: str) -> None:
-    config = vitrim.parse_method(text)
-    assert Space(config, num_layers=12, grid=(14, 14), num_prefix=1).level(config) == config
-    few = vitrim.parse_method("tome:r=3")
-    assert Space(few, num_layers=12, grid=(7, 7), num_prefix=1).level(few) == few

@@ -92,6 +92,7 @@ def show(
             seed=machine.seed,
             on_progress=on_progress,
         )
+    output.print(*(f"note: {note}" for note in report.notes))
     output.write(**report.record)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -62,6 +62,18 @@ def frozen(
 def frozen_at(config: Adaptive, counts: NDArray[np.int64]) -> MethodConfig:
     """``config`` fixed at the means of `patches_per_block`."""
     return config.frozen(int(counts[0, 0]), [statistics.fmean(block) for block in counts[:, 1:].T.tolist()])
+
+
+def schedules_in_words(
+    model: nn.Module, methods: Iterable[MethodConfig], images: Sequence[Tensor], learned: Path | None = None
+) -> list[str]:
+    """A line for every one of ``methods`` that can be frozen, with its schedule on ``images``; see `frozen`."""
+    return [
+        f"{config.describe()} frozen on these images: {frozen(model, config, images, learned=learned).describe()} "
+        "(vitrim freeze)"
+        for config in methods
+        if can_freeze(config)
+    ]
 
 
 def can_freeze(config: MethodConfig) -> bool:

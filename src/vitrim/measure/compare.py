@@ -74,10 +74,10 @@ def compare(
     Accuracy is measured on all ``data``, in one pass for all methods. Time is measured on images of ``data``, dense and
     reduced models in turn; the baseline is the fastest dense model of the run, over engines, precisions and attention
     kernels. For batches above 1, a method whose counts depend on the images has a second row: its schedule, the mean
-    counts on 64 images of ``data``, rounded up to multiples of 16 tokens (`vitrim.freeze`). It stands for a method
-    that no engine runs at one of the batch sizes. In fp32 all engines compute the same, so every method has one row, timed on its fastest engine; in lower
-    precisions a method has a row per engine, scored on that engine. Methods use the parameters that a training run
-    learned for them.
+    counts on 64 images of ``data``, rounded up to multiples of 16 tokens (`vitrim.freeze`). It stands for a method that
+    no engine runs at one of the batch sizes. In fp32 all engines compute the same, so every method has one row, timed
+    on its fastest engine; in lower precisions a method has a row per engine, scored on that engine. Methods use the
+    parameters that a training run learned for them.
 
     Args:
         model: an unreduced module, which is not changed and runs on its device, a name as on the command line, or a

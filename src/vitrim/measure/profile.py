@@ -20,6 +20,7 @@ from vitrim.engines.copies import apart
 from vitrim.engines.machine import environment, seeded_draws
 from vitrim.engines.macs import PARTS, Convention, Profile, profile_of
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
+from vitrim.engines.static import schedules_in_words
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.inputs import (
@@ -70,7 +71,8 @@ def profile(
     Returns:
         A report with a row per model and method: ``model, method, params, unused_params``, ``gmacs`` (10^9 per image,
         by part: linear, attention, matching and norm), ``exchange_gmacs`` (the part of attention between two streams),
-        ``tokens_per_block`` and, for a vision-language model, ``prefill``. Its ``record`` is the output of
+        ``tokens_per_block`` and, for a vision-language model, ``prefill``. Notes name the schedules of adaptive methods
+        on the images (`vitrim.freeze`). Its ``record`` is the output of
         ``vitrim profile --json``.
 
     Raises:
@@ -108,7 +110,7 @@ def profile(
     prompts = [row for row in rows if row.prefill is not None]
     tables = [_table(rows, convention), *([_prompt_table(prompts, convention)] if prompts else [])]
     notes = [*_notes(rows, convention, adaptive, content, weights), *untrained_notes(untrained)]
-    notes += [line for each in counted for line in each.left_out]
+    notes += [line for each in counted for line in each.notes]
     return Report("profile", facts, [_row(row) for row in rows], tables, notes)
 
 
@@ -175,7 +177,7 @@ class _Counted(NamedTuple):
     weights: str
     untrained: list[str]
     device: str
-    left_out: list[str]
+    notes: list[str]
 
 
 def _counted(
@@ -188,13 +190,13 @@ def _counted(
     place = torch.device(device) if spec.named else next(spec.model.parameters(), torch.empty(0)).device
     with seeded_draws(place, content.seed):
         loaded = _created(replace(spec, img_sizes=()), device)
-        others, left_out = list[Loaded](), list[str]()
+        others, notes = list[Loaded](), list[str]()
         try:
             others = loaded.at_sizes(spec.img_sizes)
         except VitrimError as error:
             if alone:
                 raise
-            left_out = [f"{loaded.name} is counted at its own size only: {error}"]
+            notes = [f"{loaded.name} is counted at its own size only: {error}"]
         if content.dataset is not None and content.dataset.transform is not to_tensor:
             check_own_transform(content.dataset, others)
         with apart(loaded.model) as own:
@@ -216,8 +218,10 @@ def _counted(
                         named = at_px(row.method, one.img_size)
                         rows.append(replace(row, method=named, img_size=one.img_size))
                 untrained = untrained_counts(host, configs, own.learned)
+                if content.dataset is not None and not isinstance(host, Prefill):
+                    notes += schedules_in_words(host, configs, images, own.learned)
     weights = "random" if spec.named and device == "meta" else loaded.weights
-    return _Counted(rows, weights, untrained, str(place), left_out)
+    return _Counted(rows, weights, untrained, str(place), notes)
 
 
 def _check_host(host: nn.Module, content: _Content) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrim.checked import Natural, Seed, checked_call
 from vitrim.core.method import MethodConfig
@@ -21,6 +21,7 @@ from vitrim.data import eval_transform, spread
 from vitrim.data.transforms import geometry_of
 from vitrim.engines.machine import environment, seeded_draws, select_device
 from vitrim.engines.prefill import Prefill, Prompt, as_measured
+from vitrim.engines.static import schedules_in_words
 from vitrim.errors import VitrimError, check_installed
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, ModelSpec, PlacedModel
@@ -100,7 +101,8 @@ def show(
         on_progress: called after every image with its row of the report.
 
     Returns:
-        A report with a row per image, which holds the predictions by method, and the figures.
+        A report with a row per image, which holds the predictions by method, and the figures. Notes name the schedules
+        of adaptive methods on the images (`vitrim.freeze`).
 
     Raises:
         VitrimError: no images, or unreadable images; no method, a duplicate, or a method that does not fit; a model
@@ -189,11 +191,15 @@ def _classified(
     names = class_names or names_of(pictures.loaded.class_names, pictures.loaded.num_classes, images.class_names)
     facts = host_of(dense).facts(dense)
     grid = (facts.grid_size[0], facts.grid_size[1])
+    like, shown = next(dense.parameters()), list[Tensor]()
     for name, title, image in images.each(partial(eval_transform, dense, in_patches=False), tuple(facts.input_size)):
         drawn, predicted = rows_of(models, image, names, seed=pictures.seed)
         figure = draw_show(pixels_of(dense, image), drawn, grid, dense=predicted, blocks=blocks, title=title)
         pictures.add(name, title, figure, {"dense": predicted, **{row.name: row.prediction for row in drawn}})
-    return pictures.report(models[0].model, [model.name for model in models])
+        shown.append(image[None].to(like.device, like.dtype))
+    report = pictures.report(models[0].model, [model.name for model in models])
+    report.notes = schedules_in_words(dense, configs, shown, pictures.loaded.learned)
+    return report
 
 
 def _image_tokens(pictures: _Drawn, host: Prefill, configs: Sequence[MethodConfig], images: Pictured) -> Shown:

@@ -143,14 +143,13 @@ def optimize(
         on_progress: called often with a short text on the current step.
 
     Returns:
-        A report with the ``file``, its method as ``best``, its ``img_size`` and the ``sentence``. Its rows are everything
-        that was timed:
-        ``method, engine, precision, p50_ms, speedup, speedup_q1, speedup_q3`` (for dense models over PyTorch in fp32,
-        for methods over the dense model on their engine), ``saved`` (share of the MACs), ``loss`` and ``loss_error``
-        (shares), ``scored_on`` (search, selection or check) and ``images``. Methods are timed in a separate run beside
-        the dense file: to make all times comparable, their ``p50_ms`` is that of the dense file over their speed-up;
-        ``own_p50_ms`` is the time in that run. Rows at other sizes are named so ("dense at 208 px") and have
-        ``img_size``.
+        A report with the ``file``, its method as ``best``, its ``img_size`` and the ``sentence``. Its rows are all that
+        was timed: ``method, engine, precision, p50_ms, speedup, speedup_q1, speedup_q3`` (for dense models over PyTorch
+        in fp32, for methods over the dense model on their engine), ``saved`` (share of the MACs), ``loss`` and
+        ``loss_error`` (shares), ``scored_on`` (search, selection or check) and ``images``. Methods are timed in a
+        separate run beside the dense file: to make all times comparable, their ``p50_ms`` is that of the dense file
+        over their speed-up; ``own_p50_ms`` is the time in that run. Rows at other sizes are named so ("dense at 208
+        px") and have ``img_size``.
 
     Raises:
         VitrimError: an invalid option, a model that file engines cannot run, data that cannot be read, fewer than 30

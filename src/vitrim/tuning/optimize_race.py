@@ -334,11 +334,13 @@ class Race:
             self.known[PLAIN] = smaller
         larger = [one for one in scored if one.share > 1.0 and self.fits(one.score, room, one.setting.size)]
         sizes = [one.setting.size for one in [*(able[:SIZES] if speedup else able[-SIZES:]), *larger[-1:]]]
-        running = []
+        running, spaces = list[RacedSchedule](), dict[tuple[str, int | None], tuple[Space, MacsCost]]()
         for name in sorted(self.raced, key=partial(self._strength, room=room, speedup=speedup))[:AGAIN]:
             one = self.raced[name]
             for size in sizes:
-                space, cost = self._space(one.space.base, size)
+                key = (one.space.base.describe(), size)
+                spaces[key] = spaces.get(key) or self._space(one.space.base, size)
+                space, cost = spaces[key]
                 running.append(RacedSchedule(space, cost, one.point, one.schedule, size))
         for share in SHARES:
             settings = [(one, Setting(config, one.size)) for one in running if (config := one.at(share)) is not None]
