@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -24,6 +25,7 @@ from vitrim.tasks import make_task
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize_race import Candidate, Race, Setting
 from vitrim.tuning.proxy import DatasetImages, Third
+from vitrim.tuning.space import quiet
 
 COUNT = 33
 METHOD = "topk:keep_rate=0.4,blocks=[0]"
@@ -174,3 +176,19 @@ def test_adaptive_methods_race_by_their_schedules(race: Race) -> None:
     images = race._some(racing.COUNTED)
     adaptive = next(text for text, found in one.cost._settled.items() if found == config)
     assert frozen(race.model, adaptive, [images]) == config
+
+
+def test_counts_are_multiples_of_16_where_there_are_many(race: Race) -> None:
+    """Of 144 patches and a class token, in every method that can round its counts, and at most at the share."""
+    large = VisionTransformer(img_size=48, patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=5).eval()
+    images = DatasetImages(TensorDataset(torch.zeros(6, 3, 48, 48), torch.zeros(6)), 2, racing.SEARCHED_AT)
+    race.model, race.images = large, images
+    for text in ("tome", "topk"):
+        with quiet():
+            (one, *_) = race.schedules([parse_method(text)])
+            config = one.at(0.8)
+        assert config is not None
+        counts = config.counts(144, 3) or []
+        assert min(counts) < 144
+        assert all((count + 1) % 16 == 0 for count in counts if count < 144)
+        assert one.cost.share(config) <= 0.8

@@ -188,6 +188,15 @@ def test_what_cannot_be_is_said_before_any_work(
     assert not Path("tuned").exists()
 
 
+def test_a_search_at_another_image_size(model: nn.Module, images: Path) -> None:
+    """9 patches of 8 px instead of 16: the setting is one for them, and no more than they are is removed."""
+    report = tune(PlacedModel(model, img_sizes=(24,)), vitrim.ToMe(), data(), out=None, **FEW)
+    assert report.record["tuned"]["made_for"]["patches"] == 9
+    assert report.record["tuned"]["img_size"] == 24
+    with pytest.raises(VitrimError, match="a search is at one image size, got 16, 24"):
+        tune(PlacedModel(model, img_sizes=(16, 24)), vitrim.ToMe(), data(), out=None, **FEW)
+
+
 def test_a_recipe_at_the_points_of_a_grid_needs_a_source(images: Path) -> None:
     with pytest.raises(VitrimError, match=r"data=.*must be a text"):
         vitrim.train_grid("cifar10_vit", "epochs=1", load_data("images"))

@@ -179,7 +179,6 @@ class Race:
         known: by schedule, the scored settings, mildest first.
         raced: by name, the schedules of these.
         slope: loss of top-1 per nat of divergence, fitted over these.
-        alone: divergence and expected loss of the dense model at other sizes.
         plain: the fastest file without a method at a smaller size within the bound.
     """
 
@@ -198,7 +197,6 @@ class Race:
     known: dict[str, list[ScoredSetting]] = field(default_factory=dict)
     raced: dict[str, RacedSchedule] = field(default_factory=dict)
     slope: float = 1.0
-    alone: dict[int, tuple[float, float]] = field(default_factory=dict)
     plain: Candidate | None = None
     step: int = 0
     _ready: dict[tuple[str, str], Runnable] = field(default_factory=dict)
@@ -250,7 +248,7 @@ class Race:
         scores = self.losses([Setting(config) for _, config in settings])
         for (one, config), share, score in zip(settings, shares, scores, strict=True):
             self.known.setdefault(one.name, []).append(ScoredSetting(share, Setting(config), score))
-        self.slope = self._fitted_slope(scores)
+        self._fit_slope(scores)
 
     def schedules(self, configs: Sequence[MethodConfig]) -> list[RacedSchedule]:
         """Every method with every schedule that it supports: its default blocks, and few blocks.
@@ -293,15 +291,13 @@ class Race:
         few = [self._some(COUNTED if space.adaptive else 1, size)]
         return space, MacsCost(model, space, few, settle=settle if can_freeze(config) else None)
 
-    def _fitted_slope(self, scores: Sequence[Mapping[str, float]]) -> float:
-        """The loss per nat of divergence over mild settings, by least squares; 1 if there are none."""
+    def _fit_slope(self, scores: Sequence[Mapping[str, float]]) -> None:
         mild = [score for score in scores if 0.0 < score["kl"] <= MILD]
-        if not mild:
-            return 1.0
-        fitted = sum(one["kl"] * one["loss"] for one in mild) / sum(one["kl"] ** 2 for one in mild)
-        # in case no image changed: assume one had, at the largest divergence
-        least = 1.0 / (self.images.count("search") * max(one["kl"] for one in mild))
-        return max(fitted, least)
+        if mild:
+            fitted = sum(one["kl"] * one["loss"] for one in mild) / sum(one["kl"] ** 2 for one in mild)
+            # in case no image changed: assume one had, at the largest divergence
+            least = 1.0 / (self.images.count("search") * max(one["kl"] for one in mild))
+            self.slope = max(fitted, least)
 
     # ---- on the first third: image sizes -----------------------------------------------------------------------------
 
@@ -324,11 +320,6 @@ class Race:
             for one, score in zip(found, self.losses(found), strict=True)
         ]
         smaller = [one for one in scored if one.share < 1.0]
-        slope = self._fitted_slope([one.score for one in smaller])
-        for share, setting, score in scored:
-            assert setting.size is not None
-            loss = slope * score["kl"] if share < 1.0 else 0.0  # a larger image loses nothing by itself
-            self.alone[setting.size] = score["kl"], loss
         able = smaller if speedup is not None else self._fitting(smaller, room)
         if smaller:
             self.known[PLAIN] = smaller
@@ -472,7 +463,7 @@ class Race:
         pairs = [(Setting(), engine), *((one.setting, engine) for one in scored)]
         found = []
         for (share, setting, score), row in zip(scored, self.times(pairs, what)[1:], strict=True):
-            facts = {"method": setting.name, "engine": engine.label, "precision": engine.precision}
+            facts: dict[str, Any] = {"method": setting.name, "engine": engine.label, "precision": engine.precision}
             facts |= {} if setting.size is None else {"img_size": setting.size}
             own = {"loss": score["loss"], "loss_error": score["loss_error"], "images": self.images.count("search")}
             # a machine may be faster in one run than in another: only ratios within a run are comparable
@@ -488,13 +479,24 @@ class Race:
 
         Top-1 of a few hundred images is too noisy to detect a loss of one point. So the expected loss is the divergence
         from the dense model, which is measured far more precisely, times the loss per nat over all scored settings.
-        Disagreement itself is precise enough. At another image size it is the loss of the dense model there, whose loss
-        per nat is fitted over sizes, and that of what a method adds to the divergence.
+        Disagreement itself is precise enough. At another image size, only divergence beyond that of the dense model at
+        the next larger size counts (`free`), on the same images.
         """
         if not self.loss.labels:
             return float(score["loss"])
-        kl, loss = (0.0, 0.0) if size is None else self.alone[size]
-        return float(loss + self.slope * max(score["kl"] - kl, 0.0))
+        free = 0.0 if size is None else self.free(score.get("scored_on", "search"))
+        return float(self.slope * max(score["kl"] - free, 0.0))
+
+    def free(self, part: Third) -> float:
+        """The divergence that a change of the image size costs by itself, in nats.
+
+        Other pixels change doubtful predictions both ways: ViT-Ti at 240 px diverges from itself at 224 px by 0.12 nats,
+        at 208 px by 0.16, and loses nothing (docs/results/engines.md). So it is that of the next larger size, which
+        loses nothing, or, if there is none, of the next smaller one.
+        """
+        sides = {size: self.macs(size) > self.macs(None) for size in self.others}
+        larger = [size for size, more in sides.items() if more]
+        return self.losses([Setting(None, min(larger) if larger else max(sides))], part)[0]["kl"]
 
     def fits(self, score: Mapping[str, Any], bound: float, size: int | None = None) -> bool:
         """True if the expected loss of a model is within a ``bound``, a share, and its measured loss compatible."""
@@ -518,9 +520,9 @@ class Race:
         proxy = "cosine" if isinstance(self.loss, NeighbourLoss) else "kl"
         return Evaluator(ModelScorer(self.model, self.task, self.images), self.store, proxy, self.say)
 
-    def losses(self, settings: Sequence[Setting]) -> list[dict[str, float]]:
-        """``loss, loss_error, kl`` of reduced models in PyTorch, on the first third."""
-        pace, count = Pace(), self.images.count("search")
+    def losses(self, settings: Sequence[Setting], part: Third = "search") -> list[dict[str, float]]:
+        """``loss, loss_error, kl`` of models in PyTorch, on a part of the images."""
+        pace, count = Pace(), self.images.count(part)
 
         def scored(places: Sequence[int]) -> list[dict[str, float]]:
             some = [settings[place] for place in places]
@@ -530,10 +532,11 @@ class Race:
                 left = pace.left(places[0] * count + images * len(places), len(settings) * count, time.monotonic())
                 self.say(f"{places[0]} of {len(settings)} settings scored on {count} images{left}")
 
-            measurement.follow(self._images(some).batches("search", 0, count), seen)
+            measurement.follow(self._images(some).batches(part, 0, count), seen)
             return [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
 
-        return self.store.values([f"loss of {one.name}" for one in settings], scored)
+        on = "" if part == "search" else f" on {part}"
+        return self.store.values([f"loss of {one.name}{on}" for one in settings], scored)
 
     def _contestants(self, settings: Sequence[Setting]) -> list[Contestant]:
         """The dense model at its own size, and the settings, in PyTorch."""
