@@ -490,8 +490,8 @@ class Race:
     def free(self, part: Third) -> float:
         """The divergence that a change of the image size costs by itself, in nats.
 
-        Other pixels change doubtful predictions both ways: ViT-Ti at 240 px diverges from itself at 224 px by 0.12 nats,
-        at 208 px by 0.16, and loses nothing (docs/results/engines.md). So it is that of the next larger size, which
+        Other pixels change doubtful predictions both ways: ViT-Ti diverges from itself at 224 px by 0.12 nats at 240 px
+        and by 0.16 at 208 px, and loses nothing (docs/results/engines.md). So it is that of the next larger size, which
         loses nothing, or, if there is none, of the next smaller one.
         """
         sides = {size: self.macs(size) > self.macs(None) for size in self.others}
