@@ -418,7 +418,7 @@ def test_methods_are_tried_at_the_smallest_sizes_within_the_bound_and_at_the_nex
 
 def test_divergence_that_a_change_of_size_costs_by_itself_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the dense model at the next larger size, on the same part of the images; else at the next smaller one."""
-    made, tables = sized({}, monkeypatch)
+    made, _ = sized({}, monkeypatch)
     parts = {"search": 0.12, "selection": 0.1}
     made.losses = lambda settings, part="search": (
         [score(parts[part], 0.0)] if settings[0].size == 256 else [score(0.05, 0.0)]
