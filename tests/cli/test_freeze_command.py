@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
 
 def test_it_prints_the_setting_and_saves_it(run: Run) -> None:
-    code, out, _ = run(*FREEZE, "--images", "images", "--limit", 4)
+    code, out, _ = run(*FREEZE, "--images", "images", "--limit", 4, "--json", "record.json")
     assert code == 0
+    assert len(json.loads(Path("record.json").read_text())["rows"]) == 3
     found = vitrim.parse_method("@frozen.json")
     assert not found.is_adaptive()
     assert f"{found.describe()} saves" in out

@@ -6,6 +6,7 @@ vitrim.reduce_(model, report.best)
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ def freeze(
             left = patches_per_block(plain, found, [image], learned)[0]
             dense, reduced = (profile_of(plain, one, image, learned=learned).macs.total for one in (None, found))
             origin = made_for(plain)
-    facts = {
+    facts: dict[str, Any] = {
         "model": loaded.name,
         "weights": loaded.weights,
         "environment": environment(seed=seed),
@@ -115,8 +116,8 @@ def freeze(
         "images": {"source": source.name(dataset), "split": dataset.split, "count": count},
     }
     rows = [
-        {"block": block, "mean": own.mean(), "least": own.min(), "most": own.max(), "frozen": fixed}
-        for block, (own, fixed) in enumerate(zip(counts[:, 1:].T, left[1:], strict=True))
+        {"block": block, "mean": statistics.fmean(own), "least": min(own), "most": max(own), "frozen": fixed}
+        for block, (own, fixed) in enumerate(zip(counts[:, 1:].T.tolist(), left[1:].tolist(), strict=True))
     ]
     columns = tuple(rows[0])
     cells = [tuple(row[name] for name in columns) for row in rows]
