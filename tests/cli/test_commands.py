@@ -21,7 +21,8 @@ from vitrim.cli.output import resumable
 OWN = {
     "bench": {"--precision", "--figure"},  # several values; a picture of times
     "compare": {"--precision", "--figure"},
-    "optimize": {"--out", "--resume", "--engine", "--precision"},  # those that run files; the default is what is here
+    # engines that run files, and by default those that are here; image sizes to try, by default those around the own
+    "optimize": {"--out", "--resume", "--engine", "--precision", "--img-size"},
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
     "freeze": {"--method", "--out"},  # one; a file, not a folder
@@ -33,7 +34,8 @@ OWN = {
         "--check",
         "--engine",
         "--precision",
-    },  # data, not a number of images; the engines of one clock
+        "--img-size",
+    },  # data, not a number of images; the engines of one clock; one size
     "analyze": {
         "--data",
         "--out",
