@@ -212,6 +212,21 @@ def test_what_fits(labels: bool, kl: float, loss: float, error: float, expected:
     assert made.fits(score(kl, loss, error), 0.02) is expected
 
 
+@pytest.mark.parametrize(
+    ("kl", "loss", "expected"),
+    [
+        (0.13, 0.02, True),  # 0.1 nats are free, and 0.03 cost 1.5 points
+        (0.13, 0.021, False),  # the loss itself, error or not
+        (0.15, 0.0, False),
+    ],
+)
+def test_what_fits_at_another_size(monkeypatch: pytest.MonkeyPatch, kl: float, loss: float, expected: bool) -> None:
+    made = race(Tables())
+    made.slope = 0.5
+    monkeypatch.setattr(Race, "free", lambda self, part: 0.1)
+    assert made.fits(score(kl, loss, 0.01), 0.02, 208) is expected
+
+
 # ---- what is timed, scored and chosen --------------------------------------------------------------------------------
 
 

@@ -61,15 +61,12 @@ def bench(
         list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
     ] = None,
     timing: TimingOptions,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
-    ] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile alone, without frozen weights")] = False,
     slice: Annotated[
         bool,
         typer.Option(
             "--slice",
-            help="beside every static method, time a plain slice with its token counts and no decision: the limit of "
-            "its speed, no method to use",
+            help="also time the limit of every static method, a plain slice",
         ),
     ] = False,
     figure: Annotated[Path | None, typer.Option(help="draw the times per image to this file: .png or .svg")] = None,

@@ -56,7 +56,7 @@ Select = Annotated[
     str | None,
     typer.Option(
         "--select",
-        help="vision-language models: a selector of image tokens after every method, e.g. divprune:tokens=64",
+        help="a selector of image tokens after every method, e.g. divprune:tokens=64",
     ),
 ]
 Preprocess = Annotated[
@@ -262,7 +262,7 @@ class Prompting(Setup):
     ] = None
     select: Select = None
     new_tokens: Annotated[
-        int | None, typer.Option(min=0, max=2**16, help="decode this many tokens after the prefill; default: none")
+        int | None, typer.Option(min=0, max=2**16, help="decode so many tokens after the prefill; default: 0")
     ] = None
 
     @property

@@ -6,13 +6,14 @@ Each is a folder with the weights (bfloat16 safetensors), the recipe, the log an
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vitrim.checked import Stored
 from vitrim.errors import check_known
 from vitrim.files import read_json
 from vitrim.weights import RESULT, WEIGHTS_FILE
 
-__all__ = ["CLASSES", "class_names", "folder", "references"]
+__all__ = ["CLASSES", "class_names", "folder", "references", "source_of", "trained_on"]
 
 FOLDER = Path(__file__).parent
 
@@ -34,6 +35,7 @@ def folder(name: str) -> Path:
 
 class _RunResult(Stored):
     classes: list[str] | None = None
+    trained_on: list[str | None] | None = None
 
 
 def class_names(checkpoint: Path) -> list[str] | None:
@@ -45,7 +47,35 @@ def class_names(checkpoint: Path) -> list[str] | None:
         >>> class_names(folder("cifar10_vit"))[:2]
         ['airplane', 'automobile']
     """
-    run = checkpoint.parent if checkpoint.name == WEIGHTS_FILE else checkpoint
-    if not (run / RESULT).is_file():
-        return None
-    return _RunResult.of(read_json(run / RESULT), run / RESULT).classes
+    found = _result(checkpoint.parent if checkpoint.name == WEIGHTS_FILE else checkpoint)
+    return None if found is None else found.classes
+
+
+def trained_on(name: str, dataset: Any) -> list[str]:
+    """A sentence if a model learned from the images of ``dataset``; none for models that are no ``run:FOLDER``.
+
+    Source and split are compared: of a split of which the run held out a part, most images were trained on.
+    """
+    library, _, folder = name.partition(":")
+    found = _result(Path(folder).expanduser()) if library == "run" else None
+    if found is None or found.trained_on is None or dataset is None or found.trained_on != source_of(dataset):
+        return []
+    return [
+        f"{name} was trained on most of these images, so accuracy is too good and losses are too small: give images "
+        "that it has not seen"
+    ]
+
+
+def _whole(source: Any) -> str:
+    """A source whose folder is absolute."""
+    layout, colon, place = str(source).rpartition(":")
+    return f"{layout}{colon}{Path(place).expanduser().resolve()}"
+
+
+def source_of(dataset: Any) -> list[str | None]:
+    """What `trained_on` compares, as the results of a run keep it."""
+    return [_whole(dataset.source), getattr(dataset, "split", None)]
+
+
+def _result(run: Path) -> _RunResult | None:
+    return _RunResult.of(read_json(run / RESULT), run / RESULT) if (run / RESULT).is_file() else None

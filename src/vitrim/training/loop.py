@@ -29,6 +29,7 @@ from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import TaskMetrics
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import Measurement
+from vitrim.models.references import source_of
 from vitrim.progress import Signs
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
@@ -144,6 +145,7 @@ class Trainer:
                 "updates": self.update,
                 "seconds": round(time.monotonic() - self.begun, 1),
                 "start": self._facts["start"],
+                "trained_on": source_of(self.train_data),
                 "last": self.last_evaluation,
                 "best": self.best,
             }

@@ -36,8 +36,9 @@ class TrainReport(Report):
     """A run of a recipe. Its ``rows`` are the evaluations, as in ``evaluations.jsonl``; empty for a dry run.
 
     Attributes:
-        result: for a run: ``updates``, ``seconds``, ``start``, the ``last`` and ``best`` evaluation and, with a
-            ``test_split``, the ``test``. For a dry run: shapes, parameters, memory and time.
+        result: for a run: ``updates``, ``seconds``, ``start``, ``trained_on`` (source and split), the ``last`` and
+            ``best`` evaluation and, with a ``test_split``, the ``test``. For a dry run: shapes, parameters, memory and
+            time.
         is_first: True in the process that writes.
     """
 
@@ -62,7 +63,7 @@ class TrainReport(Report):
         for name, value in self.result.items():
             if name == "hours":  # of a dry run
                 yield f"hours: {value:.2f} ({60 * value:.0f} minutes), without evaluations"
-            elif value is not None:
+            elif value is not None and name != "trained_on":
                 yield f"{name}: {short(value)}"
         yield from super().parts()
 

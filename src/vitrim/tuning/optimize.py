@@ -58,6 +58,7 @@ from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.store import Store
 from vitrim.measure.task_data import num_classes, open_task
+from vitrim.models.references import trained_on
 from vitrim.report import Report
 from vitrim.results import FileResults, Results
 from vitrim.tasks import Task, make_task
@@ -365,7 +366,7 @@ def _doubts(inputs: Inputs, facts: Mapping[str, Any]) -> list[str]:
     if not inputs.source.labels:
         return []
     given = {**facts, "untrained": [], "data": {"classes": inputs.dataset.num_classes}}
-    found = doubts(given, inputs.task, "only agreement says")
+    found = doubts(given, inputs.task, "only agreement says") + trained_on(inputs.loaded.name, inputs.dataset)
     for doubt in found:
         warnings.warn(f"{doubt}; --no-labels compares with the dense model alone", stacklevel=3)
     return found

@@ -237,7 +237,6 @@ class Race:
             configs = [one for one in configs if can_freeze(one) or engine.obstacle(one, batch) is None]
             configs = [one for one in configs if can_freeze(one) or not one.is_adaptive()]
         self.step = 1
-        self.say(f"counting MACs of {len(configs)} methods")
         kept = self._best_of(self.schedules(configs))
         self.raced = {one.name: one for one in kept}
         settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
@@ -257,7 +256,8 @@ class Race:
         third.
         """
         found: list[RacedSchedule] = []
-        for config in configs:
+        for number, config in enumerate(configs, 1):
+            self.say(f"counting MACs of {config.describe()}, {number} of {len(configs)} methods")
             space, cost = self._space(config, None)
             found.append(RacedSchedule(space, cost, None, "every block" if space.placing is None else "its own stages"))
             if space.size > 3:
@@ -499,8 +499,13 @@ class Race:
         return self.losses([Setting(None, min(larger) if larger else max(sides))], part)[0]["kl"]
 
     def fits(self, score: Mapping[str, Any], bound: float, size: int | None = None) -> bool:
-        """True if the expected loss of a model is within a ``bound``, a share, and its measured loss compatible."""
-        return self.expected(score, size) <= bound and bool(score["loss"] - score["loss_error"] <= bound)
+        """True if the expected loss of a model is within a ``bound``, a share, and its measured loss compatible.
+
+        At another image size a part of the divergence is free, so it says less there: the measured loss itself has to
+        be within the bound. At 208 px, ViT-Ti and DeiT-T diverge alike and lose 0.0 and 1.5 points.
+        """
+        doubt = score["loss_error"] if size is None else 0.0
+        return self.expected(score, size) <= bound and bool(score["loss"] - doubt <= bound)
 
     # ---- on the last third: the chosen file --------------------------------------------------------------------------
 
