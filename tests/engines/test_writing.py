@@ -311,3 +311,14 @@ def test_files_of_others_are_refused(tmp_path: Path, content: bytes) -> None:
             Exported.open(path)
     with pytest.raises(vitrim.VitrimError, match="no exported model at"):
         Exported.open(tmp_path / "none.onnx")
+
+
+@pytest.mark.slow
+def test_a_folder_may_have_commas_in_its_name(tmp_path: Path) -> None:
+    """OpenVINO takes a comma for the end of a path, and schedules have them."""
+    path = tmp_path / "r=[0,2]" / "m.xml"
+    path.parent.mkdir()
+    file = vitrim.export(model(), "tome:r=[0,2]", path, check=0)
+    assert file.path == path
+    assert list(path.parent.glob("tmp*")) == []
+    assert file.run(np.zeros((1, 3, SIZE, SIZE), np.float32)).shape == (1, 3)

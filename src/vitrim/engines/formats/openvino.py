@@ -41,7 +41,8 @@ class OpenVINO(Format):
 
     @classmethod
     def write(cls, graph: Graph, path: Path) -> int:
-        with TemporaryDirectory(dir=path.parent) as folder:  # not in /tmp, which may be too small for the weights
+        # not in /tmp, which may be too small for the weights; but OpenVINO takes a comma for the end of a path (2026.4)
+        with TemporaryDirectory(dir=None if "," in str(path.absolute()) else path.parent) as folder:
             onnx = Path(folder) / "model.onnx"
             ONNX.write(graph, onnx)
             with unreported():
