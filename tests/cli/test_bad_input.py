@@ -138,13 +138,12 @@ def test_files_have_the_mode_of_the_user(run: Run) -> None:
     ("given", "message"),
     [
         (("optimize", "test_vit", "--data", "x"), "no option --data; did you mean --images?"),
-        (("export", "test_vit", "--img-size", "96"), "no option --img-size; did you mean --image-size?"),
         (("tune", "test_vit", "--images", "x"), "no option --images; did you mean --data?"),
         ((*COMMANDS["eval"], "-b", 8), "no option -b; did you mean --batch-size?"),
         ((*COMMANDS["eval"], "--pretraind"), "no option --pretraind; did you mean --pretrained?"),
         (("optimize", "--model", "x"), "no option --model: write it without, vitrim optimize MODEL"),
         (
-            (*COMMANDS["eval"], "--img-size", 384),
+            ("show", "test_vit", "a.png", "--img-size", 384),
             "no option --img-size; an option of the library's model is written --model-option img_size=VALUE",
         ),
     ],

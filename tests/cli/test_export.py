@@ -17,6 +17,7 @@ import vitrim
 from cli_runs import Run, refused, runner
 from image_files import write_noise
 from vitrim.data import ImageDataset
+from vitrim.engines.static import FITTED
 from vitrim.loading import create_model
 from vitrim.measure import export as exporting
 
@@ -93,10 +94,7 @@ def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
         (["--out", "images/a/0.png/m.onnx"], "images/a/0.png is a file"),
         (["--out", "m.onnx", "--batch", "0"], "unexpected --batch '0': write dynamic, or the only size of a batch"),
         (["--out", "m.onnx", "--batch", "many"], "unexpected --batch 'many'"),
-        (
-            ["--out", "m.pt2", "--image-size", "48", "--images", "images", "--model-option", "dynamic_img_size=true"],
-            "--images are prepared at the model's own 32 x 32, not at --image-size 48: make the model of that size, ",
-        ),
+        (["--out", "m.pt2", "--img-size", "50"], "images of 50 px are no whole patches of 8 px"),
         (
             ["--out", "m.pt2", "--batch", "9", "--images", "images"],
             "images has 8 images, too few to compare a file for batches of 9: give more, or --check 0",
@@ -119,7 +117,7 @@ def test_as_many_images_as_a_batch_are_enough() -> None:
     exporting._check_images(dataset, nn.Identity(), None, 4, 5)
 
 
-@pytest.mark.parametrize(("limit", "images"), [(None, exporting.FITTED), (3, 3)])
+@pytest.mark.parametrize(("limit", "images"), [(None, FITTED), (3, 3)])
 def test_counts_are_found_on_so_many_images(
     limit: int | None, images: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

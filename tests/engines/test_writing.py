@@ -163,8 +163,9 @@ def test_one_size_of_batch_and_another_of_images(tmp_path: Path) -> None:
         file.run(np.zeros((2, 3, 48, 64), np.float32))
     assert file.metadata["tokens_per_block"] == [47, 45]
     assert file.metadata["preprocessing"]["size"] == [48, 64]
-    with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 48 x 48: "):
-        vitrim.export(model(dynamic_img_size=False), "tome:r=2", tmp_path / "n.pt2", file=vitrim.FileSpec(size=48))
+    with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 48 x 64: "):
+        oblong = vitrim.FileSpec(size=(48, 64))
+        vitrim.export(model(dynamic_img_size=False), "tome:r=2", tmp_path / "n.pt2", file=oblong)
 
 
 def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_a_size_is_refused_without_its_memory(tmp_path: Path) -> None:
     held: list[int] = []
     made.register_forward_pre_hook(lambda _, given: held.append(given[0].untyped_storage().nbytes()))
     with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 4096 x 4096: "):
-        vitrim.export(made, None, tmp_path / "m.pt2", file=vitrim.FileSpec(size=4096))
+        vitrim.export(made, None, tmp_path / "m.pt2", file=vitrim.FileSpec(size=(4096, 4096)))
     assert max(held) < 1000  # the image has 201,326,592 bytes
 
 
@@ -322,3 +323,16 @@ def test_a_folder_may_have_commas_in_its_name(tmp_path: Path) -> None:
     assert file.path == path
     assert list(path.parent.glob("tmp*")) == []
     assert file.run(np.zeros((1, 3, SIZE, SIZE), np.float32)).shape == (1, 3)
+
+
+@pytest.mark.slow
+def test_a_model_of_one_size_is_written_for_another_and_takes_its_images(tmp_path: Path) -> None:
+    made = model()
+    file = vitrim.export(made, "tome:r=2", tmp_path / "m.pt2", check=8, file=vitrim.FileSpec(size=24))
+    assert file.inputs["image"][2:] == (24, 24)
+    assert file.metadata["preprocessing"]["size"] == [24, 24]
+    images = torch.rand(2, 3, 24, 24)
+    other = copy.deepcopy(made)
+    other.set_input_size((24, 24))  # type: ignore[operator]
+    with vitrim.reduced(other, "tome:r=2"), torch.no_grad():
+        np.testing.assert_allclose(file.run(images.numpy()), other(images).numpy(), atol=1e-5)

@@ -161,7 +161,7 @@ def stop_with(study: Any) -> None:
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches measure one number."""
 
-    def race(*given: Any) -> None:
+    def race(*given: Any, **_: Any) -> None:
         stop_with(next(one for one in given if hasattr(one, "value")))
 
     monkeypatch.setattr(optimizing, "Race", race)

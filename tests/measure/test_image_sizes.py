@@ -315,7 +315,7 @@ def test_the_size_of_a_dense_task_is_that_of_its_protocol() -> None:
 
 def test_a_function_of_one_size_refuses_others(tmp_path: Path) -> None:
     spec = PlacedModel(model(), img_sizes=[24])
-    with pytest.raises(VitrimError, match="img_sizes are for bench, evaluate, compare and profile"):
+    with pytest.raises(VitrimError, match="img_sizes are for bench, evaluate, compare, profile, optimize and tune"):
         vitrim.export(ModelSpec(model(), img_sizes=[24]), "tome:r=1", tmp_path / "m.pt2")
     with pytest.raises(VitrimError, match="img_sizes are for"):
         spec.load()

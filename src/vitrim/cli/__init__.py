@@ -58,7 +58,6 @@ SAME = (
     {"--data", "--images", "--dataset"},
     {"--dtype", "--precision"},
     {"--checkpoint", "--weights"},
-    {"--image-size", "--img-size"},
 )
 """Synonyms; a command has one of each."""
 

@@ -25,7 +25,7 @@ class File(Setup):
     batch: Annotated[str, typer.Option(help="dynamic (any batch size), or a fixed size, e.g. 8")] = "dynamic"
     opset: Annotated[int, typer.Option(help="version of the ONNX operators, 18 to 23")] = 20
     size: Annotated[
-        int | None, typer.Option("--image-size", min=1, max=4096, help="side of the images; default: the model's")
+        int | None, typer.Option("--img-size", min=1, max=4096, help="side of the images; default: the model's")
     ] = None
     precision: Annotated[
         str, typer.Option("--precision", "--dtype", help="fp32, fp16, bf16, or int8 with --images, if --to supports it")

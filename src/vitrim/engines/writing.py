@@ -66,7 +66,8 @@ class FileSpec:
         precision: fp32, fp16 (weights and computation), bf16 (openvino; pt2 and aoti like fp16) or int8 (products with
             weights; onnx and openvino). Decisions, input and output keep their precision.
         preprocess: take (batch, H, W, C) uint8 and normalise in the graph, but do not resize or crop.
-        size: side of the images, or height and width; None for the model's own.
+        size: side of the images, for which positions are resampled (`vitrim.core.image_size.at_size`), or height and
+            width, for a model that takes them as it is; None for the model's own.
         name: name of the model in the metadata.
         classes: names of the classes in the metadata; None for those of the model, of the images, or of ImageNet.
     """

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrim.checked import Natural, Seed, checked_call
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.reduce import get_reduction, reduce_
-from vitrim.core.registry import fitting, input_size_of, parse_method
+from vitrim.core.registry import able_host, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.data.dataset import CALIBRATED, calibrating
 from vitrim.engines import static
@@ -108,7 +108,7 @@ def export(
     _check_file(wanted, path, kind, source)
     tell = on_progress or (lambda _: None)
     with seeded_draws(torch.device("cpu"), seed), ExitStack() as kept:
-        loaded = spec.load("cpu")
+        loaded = _at_size(spec.load("cpu"), wanted.size)
         plain = _plain(loaded.model)
         own = Apart(plain) if config is None else kept.enter_context(apart(plain))  # a method replaces the model's own
         plain, learned = own.model, own.learned or loaded.learned
@@ -153,6 +153,16 @@ def _check_file(wanted: FileSpec, path: Path, kind: type[Format], images: DataSp
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
+def _at_size(loaded: Loaded, size: int | tuple[int, int] | None) -> Loaded:
+    """The model for square images of ``size`` pixels, with images prepared for it; others take sizes as they run."""
+    host = able_host(loaded.model)
+    if not isinstance(size, int) or get_reduction(loaded.model) is not None:
+        return loaded
+    if host is not None and host.facts(loaded.model).any_size:
+        return loaded
+    return loaded.at_size(size) if size != loaded.side else loaded
+
+
 def _asked_method(
     method: MethodConfig | str | None, model: object, freeze: bool | float, images: DataSpec
 ) -> MethodConfig | None:
@@ -186,7 +196,7 @@ def _check_images(
         if size not in (rows if rows == columns else None, (rows, columns)):
             side = size if isinstance(size, int) else ",".join(map(str, size))
             raise VitrimError(
-                f"--images are prepared at the model's own {rows} x {columns}, not at --image-size {side}: make the "
+                f"--images are prepared at the model's own {rows} x {columns}, not at --img-size {side}: make the "
                 f"model of that size, e.g. --model-option img_size={side} (timm), or leave --images out"
             )
     if isinstance(check, int) and check and batch is not None and len(dataset) < batch:
