@@ -155,6 +155,10 @@ class Selector(Options):
         """True if every output token has a place in the image, in raster order: it can keep its position."""
         return True
 
+    def is_adaptive(self) -> bool:
+        """True if the number of tokens depends on the image."""
+        return self.tokens is None and self.keep is None and self.default_keep is None
+
     def budget(self, tokens: int) -> int:
         """The number of an image's ``tokens`` to keep, those without a place included.
 

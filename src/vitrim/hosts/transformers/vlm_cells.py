@@ -26,9 +26,9 @@ class PackedCells(PackedImages):
     def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
         if not selector.drops_cells:
             return super().smaller(model, given, kind, selector)
-        patches, grids, tower = given["pixel_values"], given["image_grid_thw"], model.base_model.visual
-        if kind == "video" or bool((grids[:, 0] != 1).any()):
+        if kind == "video" or bool((given["image_grid_thw"][:, 0] != 1).any()):
             raise VitrimError(f"{selector.name} leaves out cells of images: there is no rule for videos")
+        patches, grids, tower = given["pixel_values"], given["image_grid_thw"], model.base_model.visual
         kept = []
         with torch.no_grad():
             for own, (_, rows, columns) in zip(patches.split(grids.prod(dim=1).tolist()), grids.tolist(), strict=True):
@@ -58,7 +58,7 @@ def cells_of(config: Any, patches: Tensor, std: Sequence[float]) -> Tensor:
 
 def tables(tower: Any, grids: Tensor, kept: Tensor) -> dict[str, Tensor]:
     """The tables that a ``tower`` makes of ``grids`` (n, 3) of whole images, for the ``kept`` patches (P,) bool."""
-    from transformers import vision_utils as library  # newer than what other families of this module need
+    from transformers import vision_utils as library  # newer than what other families here need
 
     found = {"position_ids": library.get_vision_position_ids(grids, tower.spatial_merge_size)[kept]}
     if hasattr(tower, "num_grid_per_side"):  # learned positions, interpolated to the grid
