@@ -233,14 +233,14 @@ class ImageSelector(Selector):
 
     def smaller(self, grid: FrameGrid) -> FrameGrid:
         """The grid of tokens that an image of ``grid`` is made smaller for."""
-        return grid
+        raise NotImplementedError
 
     def kept_cells(self, cells: Tensor) -> Tensor:
         """(R, C) bool: the cells of an image that the tower reads, from their pixels (R, C, V), in the range [0, 1].
 
-        A cell is what becomes one token of the language model. Pixels may be shifted, but not scaled.
+        A cell is what becomes one token of the language model. A constant may be added to the pixels of a channel.
         """
-        return torch.ones(cells.shape[:2], dtype=torch.bool, device=cells.device)
+        raise NotImplementedError
 
     def mask(self, features: Tensor, grid: Sequence[int] | int | None = None, text: Tensor | None = None) -> Tensor:
         """Refused: there is no mask of features."""

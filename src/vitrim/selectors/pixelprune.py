@@ -77,8 +77,8 @@ class PixelPrune(ImageSelector):
 
     The number depends on the image, and on its pixels alone. What stays keeps its place, in the tower and in the
     language model, and text continues as behind the whole image. With ``tau=0``, cells equal in every pixel go.
-    Images only. Differences from the release: pixels are put back to [0, 1] by the processor of the model, not by a
-    deviation of 0.5; text behind an image is numbered as in its transformers version, not in that for vLLM.
+    Images only. Differences from the release: pixels are scaled to [0, 1] by the deviations of the model's published
+    processor, not always by 0.5; text behind an image is numbered as in its version for transformers, not for vLLM.
 
     Example:
         >>> import vitrim

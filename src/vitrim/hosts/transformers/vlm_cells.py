@@ -60,6 +60,7 @@ def tables(tower: Any, grids: Tensor, kept: Tensor) -> dict[str, Tensor]:
     """The tables that a ``tower`` makes of ``grids`` (n, 3) of whole images, for the ``kept`` patches (P,) bool."""
     from transformers import vision_utils as library  # newer than what other families here need
 
+    kept = kept.to(grids.device)
     found = {"position_ids": library.get_vision_position_ids(grids, tower.spatial_merge_size)[kept]}
     if hasattr(tower, "num_grid_per_side"):  # learned positions, interpolated to the grid
         places, weights = library.get_vision_interpolation_indices_and_weights(
@@ -75,7 +76,7 @@ def tables(tower: Any, grids: Tensor, kept: Tensor) -> dict[str, Tensor]:
         order, ends = library.get_vision_window_index(
             grids, tower.spatial_merge_size, window_size=tower.window_size, patch_size=tower.patch_size
         )
-        stays = kept[::area].to(order.device)
+        order, stays = order.to(grids.device), kept[::area]
         here = stays[order]
         # The number of every cell that stays, and how many do in front of each end of a window.
         number, before = stays.long().cumsum(0) - 1, F.pad(here.long().cumsum(0), (1, 0))
