@@ -72,7 +72,13 @@ PAGE: dict[str, Any] = {
     "vision_config": {"embed_dim": 1280, "hidden_size": 1536, "depth": 2, "num_heads": 16, "patch_size": 14},
     "text_config": {
         **{"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2, "vocab_size": 1000},
-        **{"num_attention_heads": 12, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6},
+        **{
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "pad_token_id": 0,
+            "bos_token_id": 5,
+            "eos_token_id": 6,
+        },
         "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
     },
 }
@@ -141,7 +147,11 @@ def choose_on_page(
         Qwen2VLConfig(**PAGE, image_token_id=1, video_token_id=2, vision_start_token_id=3, vision_end_token_id=4)
     ).eval()
     side = 2 * PAGE["vision_config"]["patch_size"]
-    picture = page(*grid, side) if not file else Image.open(Path(file)).convert("RGB").resize((grid[1] * side, grid[0] * side))
+    picture = (
+        page(*grid, side)
+        if not file
+        else Image.open(Path(file)).convert("RGB").resize((grid[1] * side, grid[0] * side))
+    )
     pixels = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1) / 127.5 - 1
     dense = Prefill(model, text=TEXT_TOKENS)
     dense.shape, dense.places = (1, *pixels.shape), grid[0] * grid[1]
@@ -161,9 +171,7 @@ def tokens_of(dense: Prefill, select: str, pixels: Tensor) -> float:
 
 
 @torch.inference_mode()
-def timed(
-    dense: Prefill, images: Tensor, names: Sequence[str], rounds: int
-) -> tuple[str, list[tuple[object, ...]]]:
+def timed(dense: Prefill, images: Tensor, names: Sequence[str], rounds: int) -> tuple[str, list[tuple[object, ...]]]:
     """The time of ``dense`` in words, and a row for every selector."""
     models: dict[str, nn.Module] = {"dense": dense}
     for name in names:

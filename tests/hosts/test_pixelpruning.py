@@ -31,7 +31,9 @@ def pages(numbers: list[str]) -> tuple[Tensor, Tensor]:
     """Patches, cell by cell, and grids: equal numbers are equal cells of noise, equal in both frames."""
     own = torch.randn(30, CELL * CELL, 3, 1, SIDE * SIDE, generator=torch.Generator().manual_seed(5))
     patches = [own[[int(cell) for cell in page.split()]].expand(-1, -1, -1, 2, -1).reshape(-1, 96) for page in numbers]
-    return torch.cat(patches), torch.tensor([[1, CELL * rows, CELL * columns] for rows, columns in SIZES[: len(numbers)]])
+    return torch.cat(patches), torch.tensor(
+        [[1, CELL * rows, CELL * columns] for rows, columns in SIZES[: len(numbers)]]
+    )
 
 
 def prompt(numbers: list[str], rows: list[list[int]] | None = None, **ends: Any) -> dict[str, Tensor]:
@@ -190,7 +192,9 @@ def test_rows_of_a_batch_are_answered_as_alone(name: str) -> None:
     torch.testing.assert_close(out.logits[1][1], logits(model, longer)[0, -1], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "std"), [("qwen2_vl", None), ("qwen2_5_vl", None), ("qwen3_vl", 0.5), ("qwen3_5", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "std"), [("qwen2_vl", None), ("qwen2_5_vl", None), ("qwen3_vl", 0.5), ("qwen3_5", 0.5)]
+)
 def test_a_threshold_is_of_pixels_as_they_were(name: str, std: float | None) -> None:
     """By the processor of the family: cells 5 of 255 apart are alike at 0.0197, in one channel as in all."""
     own = {} if std is None else {"image_mean": [0.5] * 3, "image_std": [std] * 3}

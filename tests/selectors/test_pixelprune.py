@@ -85,7 +85,9 @@ def walk(cells: Tensor, tau: float, distance: Distance, anchored: bool) -> tuple
 @pytest.mark.parametrize("distance", ["max", "mae", "rmse"])
 @pytest.mark.parametrize("tau", [0.0, 0.26, 0.51])
 @pytest.mark.parametrize(("rows", "columns"), [(6, 5), (1, 9), (7, 1), (2, 8)])
-def test_the_walk_is_that_of_plain_loops(rows: int, columns: int, tau: float, distance: Distance, anchored: bool) -> None:
+def test_the_walk_is_that_of_plain_loops(
+    rows: int, columns: int, tau: float, distance: Distance, anchored: bool
+) -> None:
     """On quarters, so that equal distances are equal in every order; half of the values repeat."""
     for seed in range(8):
         own = torch.Generator().manual_seed(seed)
@@ -93,7 +95,9 @@ def test_the_walk_is_that_of_plain_loops(rows: int, columns: int, tau: float, di
         expected, shown = walk(cells, tau, distance, anchored)
         assert kept(f"pixelprune:tau={tau},distance={distance},anchored={str(anchored).lower()}", cells) == expected
         if anchored and distance == "max":
-            assert max(float((cells[r][c] - shown[r][c]).abs().max()) for r in range(rows) for c in range(columns)) <= tau
+            assert (
+                max(float((cells[r][c] - shown[r][c]).abs().max()) for r in range(rows) for c in range(columns)) <= tau
+            )
 
 
 def test_what_decides_nothing_is_refused() -> None:

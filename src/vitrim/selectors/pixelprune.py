@@ -93,7 +93,9 @@ class PixelPrune(ImageSelector):
     default_keep = None
     drops_cells = True
 
-    tau: float = Field(0.0, ge=0.0, le=1.0, description="largest distance of alike cells, of pixels in [0, 1]; 0: equal")
+    tau: float = Field(
+        0.0, ge=0.0, le=1.0, description="largest distance of alike cells, of pixels in [0, 1]; 0: equal"
+    )
     distance: Distance = Field("max", description="of all pixels and channels of a cell: the largest, mean, or rms")
     anchored: bool = Field(
         True, description="compare with neighbours as they are shown, so that errors do not add up; false: as they are"
