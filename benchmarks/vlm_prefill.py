@@ -71,14 +71,15 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 PAGE: dict[str, Any] = {
     "vision_config": {"embed_dim": 1280, "hidden_size": 1536, "depth": 2, "num_heads": 16, "patch_size": 14},
     "text_config": {
-        **{"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2, "vocab_size": 1000},
-        **{
-            "num_attention_heads": 12,
-            "num_key_value_heads": 2,
-            "pad_token_id": 0,
-            "bos_token_id": 5,
-            "eos_token_id": 6,
-        },
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "pad_token_id": 0,
+        "bos_token_id": 5,
+        "eos_token_id": 6,
         "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
     },
 }
@@ -141,7 +142,7 @@ def page(rows: int, columns: int, side: int) -> Image.Image:
 def choose_on_page(
     rounds: int, only: Sequence[str] = (), file: str = "", grid: tuple[int, int] = (28, 20)
 ) -> tuple[str, list[tuple[object, ...]]]:
-    """The same for a page of ``grid`` cells, or an image of a ``file``: `pixelprune`, and as many tokens by `resize`."""
+    """The same for a page of ``grid`` cells, or an image of a ``file``: `pixelprune`, and a smaller image of as many."""
     torch.manual_seed(0)
     model = Qwen2VLForConditionalGeneration(
         Qwen2VLConfig(**PAGE, image_token_id=1, video_token_id=2, vision_start_token_id=3, vision_end_token_id=4)

@@ -262,8 +262,8 @@ class ImagePrompt:
         # tokens.
         ends = torch.isin(self.given["input_ids"][:, -1:], torch.tensor(self.placeholders(), device=kept.device))
         whole = left.get("position_ids")
-        known = whole is None or hasattr(whole, NEXT)
-        if not known and (whole.dim() == 3 or self.keeps_positions) and bool(ends.any()):
+        axes = whole is not None and whole.dim() == 3
+        if whole is not None and not hasattr(whole, NEXT) and (axes or self.keeps_positions) and bool(ends.any()):
             shorter = out["position_ids"].clone()  # the caller's own get no attribute
             most, last = _largest(whole).amax(dim=1, keepdim=True), _largest(shorter[..., -1:])
             setattr(shorter, NEXT, torch.where(ends, most, last) + 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.image_utils import OPENAI_CLIP_STD
+from transformers.utils.constants import OPENAI_CLIP_STD
 
 from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
