@@ -142,7 +142,7 @@ def page(rows: int, columns: int, side: int) -> Image.Image:
 def choose_on_page(
     rounds: int, only: Sequence[str] = (), file: str = "", grid: tuple[int, int] = (28, 20)
 ) -> tuple[str, list[tuple[object, ...]]]:
-    """The same for a page of ``grid`` cells, or an image of a ``file``: `pixelprune`, and a smaller image of as many."""
+    """The same for a page of ``grid`` cells, or an image of a ``file``: `pixelprune`, and as many by `resize`."""
     torch.manual_seed(0)
     model = Qwen2VLForConditionalGeneration(
         Qwen2VLConfig(**PAGE, image_token_id=1, video_token_id=2, vision_start_token_id=3, vision_end_token_id=4)
