@@ -4,7 +4,7 @@
     python benchmarks/vlm_prefill.py --size realistic --method tome:r=16 --rounds 9
     python benchmarks/vlm_prefill.py --selectors --threads 2                 # 64 of 576 image tokens, every selector
     python benchmarks/vlm_prefill.py --page                                  # a page of text, cells that repeat go
-    python benchmarks/vlm_prefill.py --page photo.jpg --only pixelprune:tau=0.02
+    python benchmarks/vlm_prefill.py --kept PHOTOS --only pixelprune:tau=0.02      # how many cells of images stay
 
 Models are untrained: shapes are all that counts. The first two tables are `vitrim bench` of a LLaVA, one forward of a
 prompt with one image, dense and compact in turn. For selectors it has the widths of LLaVA-1.5-7B, with 12 of 24 and 2
@@ -18,10 +18,8 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
@@ -33,10 +31,12 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
 )
+from transformers.utils.constants import OPENAI_CLIP_STD
 
 from script import exactly, from_shell, spread, table
-from vitrim import Prompt, bench, parse_selector
+from vitrim import Prompt, bench, open_data, parse_selector
 from vitrim.core.registry import selectors
+from vitrim.data import to_tensor
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.macs import count_macs
 from vitrim.engines.prefill import Prefill
@@ -83,6 +83,9 @@ PAGE: dict[str, Any] = {
         "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
     },
 }
+SIDE = 28
+"""Pixels of a cell of that model."""
+PRUNING = ["pixelprune", "pixelprune:tau=0.02", "pixelprune:tau=0.05", "pixelprune:tau=0.1"]
 
 
 def create(size: str) -> nn.Module:
@@ -139,36 +142,40 @@ def page(rows: int, columns: int, side: int) -> Image.Image:
     return picture
 
 
+def in_cells(pixels: Tensor, side: int) -> Tensor:
+    """(R, C, V) cells of ``side`` pixels of an image (channels, H, W); what fills no cell is cut off."""
+    rows, columns = (size // side for size in pixels.shape[1:])
+    whole = pixels[:, : rows * side, : columns * side].unflatten(1, (rows, side)).unflatten(3, (columns, side))
+    return whole.permute(1, 3, 0, 2, 4).flatten(2)
+
+
+def kept_of(source: str, only: Sequence[str], limit: int = 200) -> list[tuple[object, ...]]:
+    """A row for every selector: the share of an image's cells that stays, mean and least, in percent."""
+    given = [in_cells(image, SIDE) for image, _ in open_data(source, limit=limit)]
+    rows: list[tuple[object, ...]] = []
+    for name in only or PRUNING:
+        kept: Any = parse_selector(name)
+        shares = [100 * float(kept.kept_cells(cells).float().mean()) for cells in given]
+        rows.append((name, len(shares), f"{sum(shares) / len(shares):.1f}", f"{min(shares):.1f}"))
+    return rows
+
+
 def choose_on_page(
-    rounds: int, only: Sequence[str] = (), file: str = "", grid: tuple[int, int] = (28, 20)
+    rounds: int, only: Sequence[str] = (), grid: tuple[int, int] = (28, 20)
 ) -> tuple[str, list[tuple[object, ...]]]:
-    """The same for a page of ``grid`` cells, or an image of a ``file``: `pixelprune`, and as many by `resize`."""
+    """The same for a page of ``grid`` cells: `pixelprune`, and a smaller image of as many tokens."""
     torch.manual_seed(0)
     model = Qwen2VLForConditionalGeneration(
         Qwen2VLConfig(**PAGE, image_token_id=1, video_token_id=2, vision_start_token_id=3, vision_end_token_id=4)
     ).eval()
-    side = 2 * PAGE["vision_config"]["patch_size"]
-    picture = (
-        page(*grid, side)
-        if not file
-        else Image.open(Path(file)).convert("RGB").resize((grid[1] * side, grid[0] * side))
-    )
-    pixels = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1) / 127.5 - 1
+    pixels = to_tensor(page(*grid, SIDE))
     dense = Prefill(model, text=TEXT_TOKENS)
     dense.shape, dense.places = (1, *pixels.shape), grid[0] * grid[1]
-    names = list(only) or ["pixelprune"]
-    kept = [tokens_of(dense, name, pixels) for name in names]
-    return timed(dense, pixels[None, None], [*names, *(f"resize:tokens={own:g}" for own in kept)], rounds)
-
-
-@torch.inference_mode()
-def tokens_of(dense: Prefill, select: str, pixels: Tensor) -> float:
-    """The tokens that a selector leaves of an image (C, H, W)."""
-    dense.select = parse_selector(select)
-    model: Any = reduced_copy(dense, "none")
-    dense.select = None
-    model(pixels[None, None])
-    return float(model.image_tokens(pixels[None, None]))
+    names = list(only) or PRUNING[:1]
+    chosen: list[Any] = [parse_selector(name) for name in names]
+    kept = [int(one.kept_cells(in_cells(pixels, SIDE)).sum()) for one in chosen]
+    images = (pixels - 0.5) / torch.tensor(OPENAI_CLIP_STD)[:, None, None]
+    return timed(dense, images[None, None], [*names, *(f"resize:tokens={own}" for own in kept)], rounds)
 
 
 @torch.inference_mode()
@@ -204,16 +211,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--selectors", action="store_true", help="all selectors, on a model as wide as LLaVA-1.5-7B")
-    parser.add_argument("--page", nargs="?", const="", help="pixelprune on a page, or on an image of a file")
+    parser.add_argument(
+        "--page", action="store_true", help="pixelprune on a page, before a model as wide as Qwen2-VL-2B"
+    )
+    parser.add_argument("--kept", help="images, of which pixelprune leaves so many cells")
     parser.add_argument("--only", action="append", default=[], help="of the selectors, e.g. scope:saliency=none")
     parser.add_argument("--tokens", type=int, default=64, help="that they keep")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.selectors or options.page is not None:
-        if options.page is None:
-            said, rows = choose(options.rounds, options.tokens, options.only)
+    if options.kept is not None:
+        print(table(("selector", "images", "cells that stay, %", "least"), kept_of(options.kept, options.only)))
+        return
+    if options.selectors or options.page:
+        if options.page:
+            said, rows = choose_on_page(options.rounds, options.only)
         else:
-            said, rows = choose_on_page(options.rounds, options.only, options.page)
+            said, rows = choose(options.rounds, options.tokens, options.only)
         head = ("selector", "image tokens", "promised", "prefill faster", "kept", "selection ms", "% of the tower")
         print(said, table(head, rows), sep="\n")
         return
