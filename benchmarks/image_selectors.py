@@ -14,8 +14,8 @@ A linear probe on the mean of the selected tokens would say less: means of equal
 Selectors see the tokens as they leave the tower, without a connector, and the attention that they ask for: of the
 tower's last block (`read`), and for `prumerge` query and keys of the block behind it, as released. There is no
 question: `dart` has pivots of the image alone, `cdpruner` diversity alone (text=none). `visionzip` hands no class token
-on. Left out are `evs` and `vcast`, for videos, and `resize`, which changes what the tower reads. `random` is the mean
-of ten seeds.
+on. Left out are `evs` and `vcast`, for videos, and `resize` and `pixelprune`, which change what the tower reads.
+`random` is the mean of ten seeds.
 
 Every number is a difference of top-1 in points with the standard error of the mean over images, paired image by image:
 from the same reader with all tokens, from `random` (of an image, the share of its draws that are right), and from
@@ -41,7 +41,7 @@ from vitrim.loading import ModelSpec
 KEEPS = (0.5, 0.25, 0.11)
 SEEDS = range(10)
 WITHOUT_TEXT = {"dart": "text_pivots=0", "cdpruner": "text=none"}
-LEFT_OUT = {"evs", "vcast", "resize"}
+LEFT_OUT = {"evs", "vcast", "resize", "pixelprune"}
 
 
 class Tower:

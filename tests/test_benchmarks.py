@@ -251,8 +251,23 @@ def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatc
     said, rows = script.choose(1, 9)
     assert said.startswith("dense: ")
     assert [row[:2] for row in rows] == [
-        (f"{name}:tokens=9", "9") for name in selectors() if name not in ("evs", "vcast")
+        (f"{name}:tokens=9", "9") for name in selectors() if name not in ("evs", "vcast", "pixelprune")
     ]
+
+
+@pytest.mark.slow
+def test_margins_of_a_page_go_in_front_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as `pixelprune` finds, and at most as many by a smaller image."""
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module("vlm_prefill")
+    size = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
+    text = {**script.PAGE["text_config"], **size, "rope_parameters": rope}
+    vision = {"embed_dim": 32, "hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": 14}
+    monkeypatch.setattr(script, "PAGE", {"vision_config": vision, "text_config": text})
+    _, ((name, kept, *_), (smaller, few, *_)) = script.choose_on_page(1, grid=(14, 10))
+    assert (name, smaller) == ("pixelprune", f"resize:tokens={kept}")
+    assert 0.5 * float(kept) < float(few) <= float(kept) < 0.9 * 140
 
 
 @pytest.mark.slow

@@ -169,6 +169,7 @@ def test_products_of_the_tower_fall_too() -> None:
         for name, row in zip(("dense", select), report.rows, strict=True):
             found[name] = {part: sum(own.values()) for part, own in row["prefill"]["gmacs"].items()}
         assert report.rows[1]["prefill"]["image_tokens"] == 4
+        assert report.rows[1]["tokens_per_block"] == ([] if select.startswith("resize") else [37] * 4)
     dense, pool, resize = found.values()
     assert pool["tower"] == dense["tower"]
     assert resize["language model"] == pool["language model"]

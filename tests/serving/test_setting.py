@@ -49,6 +49,7 @@ def test_options_of_the_server_go_before_the_environment() -> None:
         ({"vitrim": {"select": "cdpruner:tokens=9"}}, "reads the question"),
         ({"vitrim": {"select": "scope"}}, "attention"),
         ({"vitrim": {"select": "resize"}}, "max_pixels"),
+        ({"vitrim": {"select": "pixelprune"}}, "acts on images .*: take .*divprune"),
         ({"vitrim": {"select": "vidcom2:reconcile=false"}}, "video by video"),
     ],
 )

@@ -31,7 +31,7 @@ from vitrim.core.registry import (
     vision_language,
 )
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
-from vitrim.core.selection import Choosing, Selector
+from vitrim.core.selection import Choosing, ImageSelector, Selector
 from vitrim.core.tokens import Entered, ImagePlaces, TokenState, Trace
 from vitrim.errors import VitrimError
 
@@ -556,7 +556,8 @@ class Reduction:
             raise VitrimError("no selector is behind this tower to be replaced: give vitrim.reduce_ one, select=")
 
         def asks(one: Selector) -> tuple[Any, ...]:
-            return one.needs().attention, one.needs().class_token, one.positions, one.keeps_places()
+            of_images = type(one) if isinstance(one, ImageSelector) else None
+            return one.needs().attention, one.needs().class_token, one.positions, one.keeps_places(), of_images
 
         if asks(selector) != asks(old):
             raise VitrimError(

@@ -155,6 +155,10 @@ class Selector(Options):
         """True if every output token has a place in the image, in raster order: it can keep its position."""
         return True
 
+    def is_adaptive(self) -> bool:
+        """True if the number of tokens depends on the image."""
+        return self.tokens is None and self.keep is None and self.default_keep is None
+
     def budget(self, tokens: int) -> int:
         """The number of an image's ``tokens`` to keep, those without a place included.
 
@@ -203,8 +207,6 @@ class Selector(Options):
             >>> vitrim.parse_selector("divprune:tokens=2").mask(torch.tensor([[1.0, 0], [1, 0.1], [0, 1]]))
             tensor([ True, False,  True])
         """
-        if self.place == "image":
-            raise VitrimError(f"{self.name} acts on images, not on their features: there is no mask")
         if self.needs().attention != "none":
             raise VitrimError(f"{self.name} needs the tower's attention: a mask of features alone is not known")
         whole = None if grid is None else as_grid(grid)
@@ -214,13 +216,40 @@ class Selector(Options):
         found[choice.kept] = True
         return found
 
-    def smaller(self, grid: FrameGrid) -> FrameGrid:
-        """The grid of tokens that an image of ``grid`` is made smaller for, if `place` is the image."""
-        return grid
-
     def select(self, seen: Seen) -> list[Choice]:
         """The choice for every image."""
         raise NotImplementedError
+
+
+class ImageSelector(Selector):
+    """A selector that changes what the tower reads: the size of images, or which cells of patches they have.
+
+    All tokens that the tower makes of them go on.
+    """
+
+    place = "image"
+    drops_cells: ClassVar[bool] = False
+    """It leaves out cells, see `kept_cells`; otherwise images get `smaller`."""
+
+    def smaller(self, grid: FrameGrid) -> FrameGrid:
+        """The grid of tokens that an image of ``grid`` is made smaller for."""
+        raise NotImplementedError
+
+    def kept_cells(self, cells: Tensor) -> Tensor:
+        """(R, C) bool: the cells of an image that the tower reads, from their pixels (R, C, V), in the range [0, 1].
+
+        A cell is what becomes one token of the language model. A constant may be added to the pixels of a channel.
+        """
+        raise NotImplementedError
+
+    def mask(self, features: Tensor, grid: Sequence[int] | int | None = None, text: Tensor | None = None) -> Tensor:
+        """Refused: there is no mask of features."""
+        raise VitrimError(f"{self.name} acts on images, not on their features: there is no mask")
+
+    def select(self, seen: Seen) -> list[Choice]:
+        """All tokens: the image was changed before."""
+        every = torch.arange(seen.features.shape[1], device=seen.features.device)
+        return [Choice(every) for _ in seen.features]
 
 
 class Choosing(nn.Module):

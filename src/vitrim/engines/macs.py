@@ -26,7 +26,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, Selection, reduce_, refuse_reduced, restore_
 from vitrim.core.registry import ask, parse_method, reducible
 from vitrim.core.scoring import EarlyScorer
-from vitrim.core.selection import Choosing
+from vitrim.core.selection import Choosing, ImageSelector
 from vitrim.engines.copies import take_learned
 from vitrim.engines.prefill import Prefill
 from vitrim.errors import VitrimError
@@ -360,7 +360,8 @@ class Profile:
         params: parameters of the host and of the reducers.
         macs: MACs per image; per prompt for a `Prefill`.
         tokens_per_block: tokens after every block, prefix included; means over images of the real tokens, although
-            ``macs`` include padding. Empty for a model that vitrim cannot reduce.
+            ``macs`` include padding. Empty for a model that vitrim cannot reduce, and for another image than the dense
+            model's (`vitrim.core.selection.ImageSelector`).
         unused_params: parameters of the authors' code that are never used; published counts include them.
         prefill: the MACs of a `Prefill` by part of the model.
         select: selector of image tokens, also part of ``method``; None without one.
@@ -423,7 +424,9 @@ def profile_of(
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens, cost = _measure(model, None, batches)
         return Profile(name, DENSE, params, macs, tokens, unused, cost)
-    whole_tower = model.dense_tokens() if isinstance(model, Prefill) and select is not None else ()
+    # The tower is as it was, but with some selectors it reads other images.
+    behind = select is not None and not isinstance(select, ImageSelector)
+    whole_tower = model.dense_tokens() if isinstance(model, Prefill) and behind else ()
     reduction = reduce_(model, config, record=True, compact=isinstance(model, Prefill), select=select)
     try:
         take_learned(reduction, learned)

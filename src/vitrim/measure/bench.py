@@ -37,7 +37,14 @@ from vitrim.engines.runnable import Module, Runnable, outputs
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import Loaded, PlacedModel
 from vitrim.measure.in_files import AnyModel, MethodsAndFiles, file_words, load, parted, place_of
-from vitrim.measure.inputs import DataSpec, open_images, random_images, untrained_counts, untrained_notes
+from vitrim.measure.inputs import (
+    DataSpec,
+    adaptive_note,
+    open_images,
+    random_images,
+    untrained_counts,
+    untrained_notes,
+)
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -352,6 +359,7 @@ def _notes(speeds: Speeds, sizes: Sequence[int], images: str | None) -> Iterator
         what = f"{host.text} tokens of text and {host.shape[0]} x {host.places} of images"
         answer = f", and the {host.new_tokens} tokens of an answer" if host.new_tokens else ""
         yield f"prefill: batches are prompts of {what}{answer}; methods leave out the image tokens that are gone"
+        yield from adaptive_note(host.select)
     adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
         given = f"{RING} images of {images}, or one batch if that is more, in turn" if images else "random images"

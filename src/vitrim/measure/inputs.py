@@ -15,6 +15,7 @@ from vitrim.checked import Natural, Positive, Refined, checked
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import input_size_of
 from vitrim.core.saving import saved_method
+from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
 from vitrim.data.transforms import AtSizes
 from vitrim.engines.copies import reduced_copy
@@ -267,6 +268,15 @@ def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: 
             if len(list(reduced.parameters())) > own:
                 found.append(config.describe())
     return found
+
+
+def adaptive_note(selector: Selector | None) -> Iterator[str]:
+    """A note on a ``selector`` whose number of tokens depends on the image: images of prompts are random."""
+    if selector is not None and selector.is_adaptive():
+        yield (
+            f"{selector.describe()}: the number of tokens depends on the image; this is that of random images, which "
+            "are not like real ones"
+        )
 
 
 def untrained_notes(untrained: Iterable[str]) -> Iterator[str]:

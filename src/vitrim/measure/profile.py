@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrim.checked import Positive, Seed, checked_call
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
-from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
+from vitrim.core.registry import ask, has_trunk, parse_methods, parse_selector, reads_prompts
 from vitrim.data import ImageDataset, batches, load_images, to_tensor
 from vitrim.engines.copies import apart
 from vitrim.engines.machine import environment, seeded_draws
@@ -25,6 +25,7 @@ from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.inputs import (
     DataSpec,
+    adaptive_note,
     check_own_transform,
     image_shape,
     open_images,
@@ -357,6 +358,8 @@ def _notes(
         "attention between them, which it sees (the ViTTM and LookupViT rows)",
         "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
     }[convention] + "; tokens: class token included; papers count in several ways: see the help of --convention"
+    for select in dict.fromkeys(row.select for row in rows if row.select is not None):
+        yield from adaptive_note(parse_selector(select))
     if not adaptive:
         if content.source is not None:
             yield f"{content.source} was not read: no method here adapts to its images"

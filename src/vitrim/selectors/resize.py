@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import torch
 from pydantic import model_validator
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, FrameGrid, Seen, Selector
+from vitrim.core.selection import FrameGrid, ImageSelector
 from vitrim.selectors.pool import nearest_rectangle, squared
 
 
 @register_selector
-class Resize(Selector):
+class Resize(ImageSelector):
     """Make images smaller so that about that many tokens come: the baseline that makes the tower faster, too.
 
     The answer is that to a smaller image: positions are its own. The grid is the nearest rectangle of at most that many
@@ -30,7 +29,6 @@ class Resize(Selector):
 
     name = "resize"
     paper = "none, a baseline; see VTC-Bench (2510.07143)"
-    place = "image"
     published_with = "no model: a baseline for any"
 
     @model_validator(mode="after")
@@ -45,8 +43,3 @@ class Resize(Selector):
 
     def count(self, grid: Sequence[int] | int) -> int:
         return prod(self.smaller(squared(grid)))
-
-    def select(self, seen: Seen) -> list[Choice]:
-        """All tokens: the image was made smaller before."""
-        every = torch.arange(seen.features.shape[1], device=seen.features.device)
-        return [Choice(every) for _ in seen.features]

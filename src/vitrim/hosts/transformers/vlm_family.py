@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from vitrim.core.attention import HIDDEN
 from vitrim.core.host import VisionLanguage
 from vitrim.core.plan import HostFacts
-from vitrim.core.selection import Selector
+from vitrim.core.selection import ImageSelector, Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors, prompt_rows
 from vitrim.hosts.shared.selecting import ChosenTokens
-from vitrim.hosts.transformers.vlm_smaller import Shrink, SmallerImages
+from vitrim.hosts.transformers.vlm_smaller import SmallerImages
 
 
 class PromptFamily(VisionLanguage):
@@ -27,6 +27,8 @@ class PromptFamily(VisionLanguage):
     """See `vitrim.core.plan.HostFacts`."""
     prompts_together: ClassVar[bool] = False
     """An entry of the list of features contains all images of a prompt."""
+    drops_cells: ClassVar[bool] = False
+    """Cells of patches can be left out in front of the tower."""
     types: ClassVar[str | None] = None
     """The name of the input that marks image tokens of a prompt; None if the model has none."""
 
@@ -81,12 +83,12 @@ class PromptFamily(VisionLanguage):
 
     @classmethod
     def resizes(cls, model: nn.Module) -> bool:
-        """True if images of ``model`` can be made `smaller`."""
+        """True if the size of images of ``model`` can be changed."""
         return False
 
     @classmethod
-    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
-        """The images, or videos, of a prompt made smaller."""
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
+        """The images, or videos, of a prompt with fewer patches."""
         raise NotImplementedError
 
     @classmethod
@@ -130,10 +132,15 @@ class PromptFamily(VisionLanguage):
 
     @classmethod
     def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
-        if selector.place == "image":
+        if isinstance(selector, ImageSelector):
             if facts is not None:
                 raise VitrimError(f"{selector.describe()} changes what the tower reads: give no method")
-            if not cls.resizes(model):
+            if selector.drops_cells and not cls.drops_cells:
+                raise UnsupportedModelError(
+                    f"the tower of {type(model).__name__} reads every patch of an image: {selector.name} leaves some "
+                    "out for those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5"
+                )
+            if not selector.drops_cells and not cls.resizes(model):
                 raise UnsupportedModelError(
                     f"images of {type(model).__name__} cannot be made smaller behind its processor: give it a smaller "
                     "size there"

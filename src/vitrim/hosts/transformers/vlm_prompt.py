@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrim.core.reduce import HANDLE, Selection, handle_of, reduced_parts
 from vitrim.core.registry import host_of
-from vitrim.core.selection import Choosing, FrameGrid, Selector
+from vitrim.core.selection import Choosing, FrameGrid, ImageSelector, Selector
 from vitrim.core.tokens import Asked, ImagePlaces, TokenState, Trace
 from vitrim.core.versions import require
 from vitrim.errors import VitrimError
@@ -176,8 +176,8 @@ class ImagePrompt:
 
         ``called`` is the whole model, or the part without its head.
         """
-        if self.choosing is not None and self.selector.place == "image":
-            prompt, places = self.choosing(self.smaller)
+        if self.choosing is not None and isinstance(self.selector, ImageSelector):
+            prompt, places = self.choosing(partial(self.smaller, self.selector))
             shorter = prompt.encode(called)
             self.trace.call.image_places = places
             return shorter  # type: ignore[no-any-return]
@@ -197,23 +197,27 @@ class ImagePrompt:
         out["mm_encoder_outputs"] = {kind: part.output for kind, part in encoded.items()}
         return out, any(part.ragged for part in parts)
 
-    def smaller(self) -> tuple[ImagePrompt, list[ImagePlaces]]:
-        """The prompt with smaller images, as many placeholders as these have tokens, and those that stay of each."""
-        ids = self.given["input_ids"]
-        if self.given.get("position_ids") is not None:
-            raise VitrimError(f"{self.selector.name}: position_ids are those of the whole images: leave them out")
-        kept, given, options = torch.ones_like(ids, dtype=torch.bool), dict(self.given), dict(self.options)
+    def smaller(self, selector: ImageSelector) -> tuple[ImagePrompt, list[ImagePlaces]]:
+        """The prompt with smaller images, as many placeholders as these have tokens, and those that stay of each.
+
+        Positions are those of the smaller images; where cells are left out, the others keep theirs in the whole prompt.
+        """
+        given, ids = self.given, self.given["input_ids"]
+        if given.get("position_ids") is not None and not selector.drops_cells:
+            raise VitrimError(f"{selector.name}: position_ids are those of the whole images: leave them out")
+        kept, options = torch.ones_like(ids, dtype=torch.bool), dict(self.options)
+        inputs: dict[str, Tensor] = {}
         places: list[ImagePlaces] = []
         for kind, name in PIXELS.items():
             if given.get(name) is not None:
-                found = self.family.smaller(self.model, given, kind, self.selector.smaller)
-                given |= found.inputs
+                found = self.family.smaller(self.model, given, kind, selector)
+                inputs |= found.inputs
                 options |= found.options
-                own = found.places()
-                kept &= kept_in_prompt(ids, self.family.placeholder(self.model, kind), [image.kept for image in own])
-                places += own
-        filler = next(number for number in range(3) if number not in self.placeholders())
-        return replace(self, given=trimmed(given, PER_TOKEN, kept, filler), options=options), places
+                flags = [image.kept for image in found.places]
+                kept &= kept_in_prompt(ids, self.family.placeholder(self.model, kind), flags)
+                places += found.places
+        left = self.positioned(kept) if selector.drops_cells else given
+        return replace(self, given=self.without({**left, **inputs}, kept), options=options), places
 
     def check_continued(self) -> None:
         """Refuse a mask that does not fit the tokens in the cache, and logits that the library cannot keep."""
@@ -245,16 +249,21 @@ class ImagePrompt:
         """The inputs for the tokens that stay, without those that an encoder ``read``; required
         ``arguments`` are None.
         """
-        # A token that is no placeholder: the library would count it as an image's.
-        filler = next(number for number in range(3) if number not in self.placeholders())
         left = {name: value for name, value in self.positioned(kept).items() if name not in read}
         needed = {name for name in read & arguments.keys() if arguments[name].default is Parameter.empty}
-        out = trimmed(left, PER_TOKEN, kept, filler, close=not self.keeps_positions) | dict.fromkeys(needed)
+        return self.without(left, kept) | dict.fromkeys(needed)
+
+    def without(self, left: Mapping[str, Any], kept: Tensor) -> dict[str, Any]:
+        """The inputs ``left`` for the tokens that stay; positions know those behind the whole prompt (`NEXT`)."""
+        # A token that is no placeholder: the library would count it as an image's.
+        filler = next(number for number in range(3) if number not in self.placeholders())
+        out = trimmed(left, PER_TOKEN, kept, filler, close=not self.keeps_positions)
         # Behind an image at the end of a prompt, the next position is that behind the whole, which went with its
         # tokens.
         ends = torch.isin(self.given["input_ids"][:, -1:], torch.tensor(self.placeholders(), device=kept.device))
         whole = left.get("position_ids")
-        if whole is not None and (whole.dim() == 3 or self.keeps_positions) and bool(ends.any()):
+        axes = whole is not None and whole.dim() == 3
+        if whole is not None and not hasattr(whole, NEXT) and (axes or self.keeps_positions) and bool(ends.any()):
             shorter = out["position_ids"].clone()  # the caller's own get no attribute
             most, last = _largest(whole).amax(dim=1, keepdim=True), _largest(shorter[..., -1:])
             setattr(shorter, NEXT, torch.where(ends, most, last) + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -11,42 +11,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrim.core.selection import FrameGrid
+from vitrim.core.selection import FrameGrid, ImageSelector
 from vitrim.core.tokens import ImagePlaces, decision_dtype
 from vitrim.selectors.pool import cells
-
-Shrink = Callable[[FrameGrid], FrameGrid]
-"""From the grid of an image's tokens to that of the smaller one."""
 
 
 @dataclass(frozen=True)
 class SmallerImages:
-    """The images of a prompt, or its videos, made smaller.
+    """The images of a prompt, or its videos, with fewer patches.
 
     Attributes:
         inputs: of the model, that replace those of the whole images.
-        grids: of every image, of the tokens before and after.
+        places: the tokens of every image, among those of the whole one.
         options: that the encoder needs.
-        further: tokens of every image without a place in its grid, such as a class token; negative if places lack one.
     """
 
     inputs: Mapping[str, Tensor]
-    grids: Sequence[tuple[FrameGrid, FrameGrid]]
+    places: Sequence[ImagePlaces]
     options: Mapping[str, Any] = field(default_factory=dict)
-    further: int = 0
 
-    def places(self) -> list[ImagePlaces]:
-        """The tokens of every image: each has the place of the middle of its cell in the whole image."""
-        found = []
-        for grid, few in self.grids:
-            front = torch.arange(max(self.further, 0))
-            own = cells(grid, few)[1][max(-self.further, 0) :] + self.further
-            kept = torch.zeros(prod(grid) + self.further, dtype=torch.bool)
-            kept[own] = True
-            merged = kept.clone() if few != grid else torch.zeros_like(kept)
-            kept[front] = True
-            found.append(ImagePlaces(kept, merged))
-        return found
+
+def middles(grid: FrameGrid, few: FrameGrid, further: int = 0) -> ImagePlaces:
+    """The tokens of an image of ``grid`` made smaller to ``few``: each has the place of the middle of its cell.
+
+    ``further`` tokens have no place in the grid, such as a class token; negative if places lack a token.
+    """
+    front = torch.arange(max(further, 0))
+    own = cells(grid, few)[1][max(-further, 0) :] + further
+    kept = torch.zeros(prod(grid) + further, dtype=torch.bool)
+    kept[own] = True
+    merged = kept.clone() if few != grid else torch.zeros_like(kept)
+    kept[front] = True
+    return ImagePlaces(kept, merged)
 
 
 def resized(images: Tensor, rows: int, columns: int) -> Tensor:
@@ -62,38 +58,40 @@ def resized(images: Tensor, rows: int, columns: int) -> Tensor:
     return F.interpolate(wide, size=(rows, columns), mode="bicubic", antialias=True).to(images.dtype)
 
 
-def smaller_pixels(pixels: Tensor, shrink: Shrink, side: tuple[int, int]) -> tuple[Tensor, FrameGrid, FrameGrid]:
+def smaller_pixels(
+    pixels: Tensor, selector: ImageSelector, side: tuple[int, int]
+) -> tuple[Tensor, FrameGrid, FrameGrid]:
     """``pixels`` (B, C, H, W) made smaller, and the grids of tokens before and after.
 
     ``side`` are rows and columns of pixels of a token.
     """
     grid = (1, pixels.shape[-2] // side[0], pixels.shape[-1] // side[1])
-    few = shrink(grid)
+    few = selector.smaller(grid)
     return resized(pixels, few[1] * side[0], few[2] * side[1]), grid, few
 
 
 def smaller_patches(
-    config: Any, patches: Tensor, grids: Tensor, shrink: Shrink
-) -> tuple[Tensor, Tensor, list[tuple[FrameGrid, FrameGrid]]]:
-    """Packed ``patches`` (sum, values) made smaller, their grids, and those of tokens before and after.
+    config: Any, patches: Tensor, grids: Tensor, selector: ImageSelector
+) -> tuple[Tensor, Tensor, list[ImagePlaces]]:
+    """Packed ``patches`` (sum, values) made smaller, their grids, and the places of their tokens.
 
     Args:
         config: of the tower.
         patches: cell by cell.
         grids: (n, 3) frames, rows and columns of patches of every image or video.
-        shrink: keeps the frames.
+        selector: keeps the frames.
     """
     cell = config.spatial_merge_size
-    own, rows_of_grids, tokens = [], [], []
+    own, rows_of_grids, places = [], [], []
     for part, grid in zip(patches.split(grids.prod(dim=1).tolist()), grids.tolist(), strict=True):
         fine = (grid[0], grid[1] // cell, grid[2] // cell)
-        few = shrink(fine)
+        few = selector.smaller(fine)
         clip = unpacked(config, part, (grid[0], grid[1], grid[2]))
         scale = cell * config.patch_size
         own.append(packed(config, resized(clip, few[1] * scale, few[2] * scale)))
         rows_of_grids.append([few[0], few[1] * cell, few[2] * cell])
-        tokens.append((fine, few))
-    return torch.cat(own), grids.new_tensor(rows_of_grids), tokens
+        places.append(middles(fine, few))
+    return torch.cat(own), grids.new_tensor(rows_of_grids), places
 
 
 class PackedImages:
@@ -104,10 +102,10 @@ class PackedImages:
         return True
 
     @classmethod
-    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
         pixels, grids = "pixel_values" if kind == "image" else "pixel_values_videos", f"{kind}_grid_thw"
-        patches, grid, tokens = smaller_patches(model.config.vision_config, given[pixels], given[grids], shrink)
-        return SmallerImages({pixels: patches, grids: grid}, tokens)
+        patches, grid, places = smaller_patches(model.config.vision_config, given[pixels], given[grids], selector)
+        return SmallerImages({pixels: patches, grids: grid}, places)
 
 
 def unpacked(config: Any, patches: Tensor, grid: FrameGrid) -> Tensor:

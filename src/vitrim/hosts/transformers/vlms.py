@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils.constants import OPENAI_CLIP_STD
 
 from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
-from vitrim.core.selection import Selector
+from vitrim.core.selection import ImageSelector, Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.common import USUAL_SIDE, calls_own
 from vitrim.hosts.transformers.packed import patches_in_cells
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
-from vitrim.hosts.transformers.vlm_smaller import PackedImages, Shrink, SmallerImages, smaller_pixels
+from vitrim.hosts.transformers.vlm_cells import PackedCells
+from vitrim.hosts.transformers.vlm_smaller import SmallerImages, middles, smaller_pixels
 
 WINDOWED = (
     "Qwen2.5-VL attends within windows of 4 x 4 cells in most blocks, and those at the edges of an image have fewer: "
@@ -33,12 +35,12 @@ class _Fixed(HuggingFaceVLM):
         return "interpolate_pos_encoding" in _arguments(cls.tower(model))
 
     @classmethod
-    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
         side, tower = model.config.vision_config.patch_size, cls.tower(model)
-        pixels, grid, few = smaller_pixels(given["pixel_values"], shrink, (side, side))
+        pixels, grid, few = smaller_pixels(given["pixel_values"], selector, (side, side))
         further = host_of(tower).facts(tower).num_prefix - (cls.dropped(model, given) or 0)
-        options = {"interpolate_pos_encoding": True}
-        return SmallerImages({"pixel_values": pixels}, [(grid, few)] * len(pixels), options, further)
+        places = [middles(grid, few, further)] * len(pixels)
+        return SmallerImages({"pixel_values": pixels}, places, {"interpolate_pos_encoding": True})
 
 
 def _arguments(tower: nn.Module) -> Mapping[str, Any]:
@@ -156,15 +158,15 @@ class InternVL(HuggingFaceVLM):
         return True
 
     @classmethod
-    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, shrink: Shrink) -> SmallerImages:
+    def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
         rows, columns = (cls.cell(model) * side for side in model.config.vision_config.patch_size)
-        pixels, grid, few = smaller_pixels(given["pixel_values"], shrink, (rows, columns))
+        pixels, grid, few = smaller_pixels(given["pixel_values"], selector, (rows, columns))
         if few[1] != few[2]:
             raise VitrimError(
                 f"the pixel shuffle of InternVL reads squares, and {few[1]} x {few[2]} tokens are none: ask for a "
                 "square number of tokens"
             )
-        return SmallerImages({"pixel_values": pixels}, [(grid, few)] * len(pixels))
+        return SmallerImages({"pixel_values": pixels}, [middles(grid, few)] * len(pixels))
 
 
 class LlavaNext(HuggingFaceVLM):
@@ -185,7 +187,7 @@ class LlavaNext(HuggingFaceVLM):
         raise UnsupportedModelError(f"prompts of {type(model).__name__}, with images in tiles, are not measured")
 
 
-class _Qwen(PackedImages, HuggingFaceVLM):
+class _Qwen(PackedCells, HuggingFaceVLM):
     """Cells of 2 x 2 patches of packed images; the language model's positions have three axes.
 
     A remaining token keeps its anchor's time, row and column; text continues as behind the whole image.
@@ -215,6 +217,7 @@ class Qwen2VL(_Qwen):
     """A merger joins cells of 2 x 2 patches. Images, not videos."""
 
     name = "Qwen2-VL"
+    pixel_std = OPENAI_CLIP_STD
 
 
 class Qwen3VL(_Qwen):
@@ -238,6 +241,7 @@ class Qwen25VL(_Qwen):
     """
 
     name = "Qwen2.5-VL"
+    pixel_std = OPENAI_CLIP_STD
     refused = True
     shows_attention = True
 

@@ -19,6 +19,7 @@ from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.selecting import ChosenTokens
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
+from vitrim.hosts.transformers.vlm_cells import PackedCells
 from vitrim.hosts.transformers.vlm_smaller import PackedImages
 
 FOUR_ROWS = frozenset({
@@ -79,7 +80,7 @@ def _takes_features(kind: type) -> bool:
     return "mm_encoder_outputs" in inspect.signature(cast(Any, forward)).parameters
 
 
-class AnyQwen(PackedImages, AnyVLM):
+class AnyQwen(PackedCells, AnyVLM):
     """Later models with the patches of Qwen2-VL."""
 
 

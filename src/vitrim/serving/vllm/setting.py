@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.registry import parse_selector
-from vitrim.core.selection import Selector
+from vitrim.core.selection import ImageSelector, Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.version import __version__
 
@@ -74,10 +74,11 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
     if text is None or text in OFF:
         return None
     selector = parse_selector(text)
-    if selector.place == "image":
+    if isinstance(selector, ImageSelector):
+        smaller = 'set their size there, for Qwen with mm_processor_kwargs={"max_pixels": ...}'
         raise VitrimError(
-            f"{selector.describe()} acts on images before vLLM's processor has counted their tokens: set their size "
-            'there, for Qwen with mm_processor_kwargs={"max_pixels": ...}'
+            f"{selector.describe()} acts on images before vLLM's processor has counted their tokens: "
+            f"{f'take {FREE}' if selector.drops_cells else smaller}"
         )
     needs = selector.needs()
     if needs.attention != "none" or needs.text:
