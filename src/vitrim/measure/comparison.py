@@ -20,23 +20,14 @@ from vitrim.tasks import Task
 
 @dataclass
 class Comparison(Report):
-    """The findings of `compare`: a row per method, dense first, and a summary in words.
-
-    Attributes:
-        words: a sentence per method, and a line per batch size with the methods that lose least for their time.
-    """
+    """The findings of `compare`: a row per method, dense first, and ``words``, a sentence per method and batch size."""
 
     words: list[str] = field(default_factory=list)
 
     def fill(
         self, model: str, task: Task, scores: Sequence[tuple[Row, Engine | None]], timed: Sequence[Sequence[Row]]
     ) -> None:
-        """Fill in rows, tables, notes and words from the measurements so far.
-
-        Args:
-            scores: rows in fp32, without an engine, and rows of engines in lower precisions.
-            timed: rows of `Speeds` for every batch size.
-        """
+        """Fill in rows, tables, notes and words from ``scores``, without an engine in fp32, and ``timed`` batches."""
         exact, metric = {row.method: row for row, engine in scores if engine is None}, task.selects_by
         dense = exact[DENSE]
         self.rows = rows = []
@@ -84,6 +75,7 @@ def _speeds(row: Mapping[str, Any], timed: Sequence[Sequence[Row]]) -> Iterator[
         own = [
             one
             for one in setting
+            # A row in fp32 has no engine of its own: any engine may run it, and the fastest counts.
             if one.method == row["method"] and one["precision"] == row["precision"]
             if row["engine"] in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
         ]
@@ -141,11 +133,7 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
-    """Yield a sentence per method, and a line per batch size.
-
-    A method is dominated if another method, or the dense model, is at least as fast and loses no more, and is clearly
-    better in time or loss: its quartiles do not overlap, or the losses differ by more than their combined standard
-    error.
+    """Yield a sentence per method, and a line per batch size; a method is dominated as `dominates` says.
 
     Example:
         >>> def row(method, loss, median):
@@ -176,6 +164,7 @@ tome:r=8 (1.21x, loses 0.30)
             if row in every:
                 texts.append(f"at batch {size} {speed['speedup']:.2f}x the speed of the fastest dense")
                 best[size] += [] if better else [row]
+            # No gain at all goes before everything else: what does not pay is not to be weighed against others.
             elif any(dense in better for dense in every):
                 texts.append(f"at batch {size} it does not pay: {speed['speedup']:.2f}x the speed of dense")
             elif better:
@@ -205,6 +194,7 @@ def dominates(other: Mapping[str, Any], row: Mapping[str, Any], place: int) -> b
     speed, own = other["speeds"][place], row["speeds"][place]
     if speed["speedup"] < own["speedup"] or other["loss"] > row["loss"]:
         return False
+    # Clearly: quartiles of the speed do not overlap, or the losses differ by more than both errors together.
     noise = math.hypot(other["loss_error"] or 0.0, row["loss_error"] or 0.0)
     return bool(speed["speedup_q1"] > own["speedup_q3"] or row["loss"] - other["loss"] > noise)
 

@@ -20,8 +20,8 @@ PALE = "#999999"
 def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any:
     """A figure of loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
 
-    Dense models are stars; a line marks the time of the fastest. Lines join the settings of one method, or, of several
-    image sizes, the sizes of one setting. Error bars are quartiles of the speed-up, and standard errors of the loss.
+    Dense models are stars; lines join the settings of a method, or the sizes of a setting. Error bars are quartiles of
+    the speed-up, and standard errors of the loss.
     """
     names = [named(row) for row in rows]
     shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}

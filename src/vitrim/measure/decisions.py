@@ -36,8 +36,8 @@ class Decisions:
     """The fate of the tokens of images under one method, in the order of their ids.
 
     Attributes:
-        header: ``method``, ``num_prefix`` (protected tokens at the front), ``soft`` (tokens are mixtures, and
-            ``source`` names the token with the largest weight), and entries of the caller; JSON-serialisable.
+        header: ``method``, ``num_prefix``, ``soft`` (tokens are mixtures, and ``source`` names the token with the
+            largest weight), and entries of the caller; JSON-serialisable.
         ids: (I,) int64, indices of the images in their dataset.
         source: (I, L, N0) int32: the token that holds input token i after block l, prefix counted, -1 for none.
         num_tokens: (I, L) int32, tokens of each image after each block, with prefix, without padding.
@@ -98,11 +98,7 @@ class DecisionsProbe(Gauge):
 
 
 def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
-    """``source`` and ``num_tokens`` (see `Decisions`) of the last forward of B images, int32 on the CPU.
-
-    Args:
-        reduction: made with ``record=True``.
-    """
+    """``source`` and ``num_tokens`` (see `Decisions`) of the last forward of B images, which was recorded."""
     states = reduction.states[1:]
     source = torch.stack([state.source.expand(images, -1) for state in states], 1)
     counts = [
@@ -126,12 +122,7 @@ def save_decisions(findings: Findings, folder: Path) -> list[Path]:
 
 
 def file_name(method: str) -> str:
-    """A method's text as a file name: letters, digits, dots and minus signs stay; a long name ends in a checksum.
-
-    Example:
-        >>> file_name("evit:keep_rate=0.7,fuse_token=true")
-        'evit_keep_rate_0.7_fuse_token_true'
-    """
+    """A method's text as a file name: letters, digits, dots and minus signs stay; a long name ends in a checksum."""
     return safe_name(method, ".-")
 
 
@@ -149,24 +140,15 @@ DAMAGES = (
 
 
 def narrowed(source: NDArray[Any]) -> NDArray[Any]:
-    """Tokens (..., N0) from -1 to N0 - 1 in the narrowest integers; -1 becomes the largest value of an unsigned type.
-
-    Example:
-        >>> narrowed(np.array([0, 2, -1]))
-        array([  0,   2, 255], dtype=uint8)
-    """
+    """Tokens (..., N0) from -1 to N0 - 1 in the narrowest integers; -1 becomes the largest of an unsigned type."""
     tokens = source.shape[-1]
+    # One value less than the type has, because its largest one stands for -1.
     narrow = np.uint8 if tokens < np.iinfo(np.uint8).max else np.uint16 if tokens < 2**16 - 1 else np.int32
     return np.where(source < 0, np.iinfo(narrow).max, source).astype(narrow)
 
 
 def widened(source: NDArray[Any], pruned: int) -> NDArray[np.int32]:
-    """Undo `narrowed`; ``pruned`` is the value that represents -1.
-
-    Example:
-        >>> widened(np.array([0, 2, 255], np.uint8), 255)
-        array([ 0,  2, -1], dtype=int32)
-    """
+    """Undo `narrowed`; ``pruned`` is the value that represents -1."""
     wide = source.astype(np.int32)
     wide[source == pruned] = -1
     return wide
@@ -180,15 +162,7 @@ def write_arrays(file: str | Path, header: Mapping[str, Any], arrays: Mapping[st
 
 
 def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Read a file of `write_arrays`. Sizes are checked before an array is read.
-
-    Args:
-        what: the expected content, for error messages.
-        version: the required ``format`` in the header.
-
-    Raises:
-        VitrimError: the file is missing, damaged, or of another kind or format, or its arrays exceed 2 GiB.
-    """
+    """Read a file of `write_arrays`, with ``what`` in format ``version``; `VitrimError` for any damage."""
     file = Path(file)
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would block
@@ -196,6 +170,7 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
         with file.open("rb") as opened:
             if not zipfile.is_zipfile(opened):  # numpy's message would recommend unpickling, which is unsafe
                 raise VitrimError(f"{file} is no {what}: it is no .npz file, or was cut short")
+            # A stranger's file: the sizes that its entries claim are checked before an array is read.
             _check_entries(opened)
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as stored:
@@ -221,6 +196,7 @@ def _check_entries(opened: BinaryIO) -> None:
         names = {entry.filename for entry in entries}
         if f"{HEADER}.npy" not in names or len(names) < len(entries):
             raise ValueError("it has no header, or two arrays of one name")
+        # The sizes in the list are checked against the headers below, so neither can lie alone.
         if sum(entry.file_size for entry in entries) > LARGEST:
             raise ValueError(f"its arrays would take more than {LARGEST / 2**30:.0f} GiB")
         for entry in entries:
@@ -235,5 +211,7 @@ def _check_entries(opened: BinaryIO) -> None:
                 start = content.tell()
             if dtype.kind not in ("U" if name == f"{HEADER}.npy" else "biuf"):
                 raise ValueError(f"{name} holds {dtype}, no numbers")
+            # Exactly the bytes of its shape and dtype: numpy would otherwise ask for memory that the file does not
+            # fill.
             if min(shape, default=0) < 0 or start + math.prod(shape) * dtype.itemsize != entry.file_size:
                 raise ValueError(f"{name} of shape {shape} and {dtype} does not have {entry.file_size} bytes")

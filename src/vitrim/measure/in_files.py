@@ -21,12 +21,7 @@ MethodsAndFiles: TypeAlias = MethodConfig | str | Exported | Sequence[MethodConf
 
 
 def load(spec: ModelSpec, device: str | torch.device, methods: Sequence[MethodConfig]) -> tuple[Loaded, list[Loaded]]:
-    """The model of a description, and the same at other sizes (`ModelSpec.load_sizes`).
-
-    It may be an exported file: `vitrim.core.registry.ask` answers for it, too.
-
-    ``methods`` cannot reduce a file.
-    """
+    """The model of a description, which ``methods`` reduce unless it is a file, and the same at other sizes."""
     if not isinstance(spec.model, Exported):
         return spec.load_sizes(device)
     file: Any = spec.model
@@ -84,12 +79,7 @@ def check_alike(loaded: Loaded, files: Sequence[Exported], others: Sequence[Load
 
 
 def file_words(files: Sequence[Exported]) -> str:
-    """A note on the origin of the files, and on the one size of batches that some take.
-
-    Example:
-        >>> file_words([])
-        ''
-    """
+    """A note on the origin of the files, and on the one size of batches that some take."""
     texts = [
         f"{file.path} is {known.get('method', 'none')} of {known.get('model', 'a model')} on {file.engine} in "
         f"{file.precision}"
