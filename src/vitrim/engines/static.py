@@ -102,7 +102,8 @@ def bound(
     """``method`` with fixed slots per block, enough for the share ``quantile`` of ``images``; a mask marks empty slots.
 
     Images that fit give the output of the adaptive method; the others are reduced further until they fit. Slots, prefix
-    included, are rounded up to multiples of 8, or of the method's ``align``. ``quantile`` is above 0 and at most 1.
+    included, are rounded up to multiples of 8, or of the method's ``align``. ``quantile`` is above 0 and at most 1;
+    `frozen` has the other arguments.
 
     Example:
         >>> import timm, torch
