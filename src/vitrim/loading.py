@@ -44,10 +44,12 @@ SIZES: dict[str, tuple[int, int]] = {
 """Size options of libraries, with their smallest and largest values: far above real models, for typing errors."""
 RATES = ("_rate", "dropout", "dropout_prob")
 """Endings of the names of options in [0, 1]."""
-INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
-"""Options of timm, and the options of vitrim that check the weights which they load."""
-FOREIGN_CODE = ("trust_remote_code", "code_revision")
-"""Options with which transformers runs code from a model's repository."""
+INSTEAD = {
+    "pretrained": "use --pretrained",
+    "checkpoint_path": "use --checkpoint",
+    **dict.fromkeys(("trust_remote_code", "code_revision"), "the code of a model's repository is never run"),
+}
+"""Options that load unchecked weights (timm) or run a repository's code (transformers), and what is done instead."""
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -162,9 +164,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
     from torch.utils._pytree import tree_leaves
 
     if key in INSTEAD:
-        raise VitrimError(f"{key} is no option of a model here: use {INSTEAD[key]}")
-    if key in FOREIGN_CODE:
-        raise VitrimError(f"{key} is no option of a model here: the code of a model's repository is never run")
+        raise VitrimError(f"{key} is no option of a model here: {INSTEAD[key]}")
     if value is None:  # the library's default
         return
     if key in SIZES:

@@ -299,6 +299,8 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     Example:
         >>> def show(*, compute: Compute, wide: bool = False) -> None:
         ...     print(compute, wide)
+        >>> list(inspect.signature(flat(show)).parameters)
+        ['threads', 'seed', 'wide']
         >>> flat(show)(threads=None, seed=1, wide=True)
         Compute(threads=None, seed=1) True
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -354,6 +354,13 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Fused = Annotated[int | float, Field(ge=0)]
 """Patches that merge, or below 1 a share of the current ones (`vitrim.core.schedule.Fuse`)."""
+
+
+def refuse_first(faults: Iterator[str]) -> None:
+    """Raise `ValueError` with the first of ``faults``, if there is one."""
+    fault = next(faults, None)
+    if fault is not None:
+        raise ValueError(fault)
 
 
 def refuse_parts(r: float | Sequence[float]) -> None:

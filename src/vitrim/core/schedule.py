@@ -298,14 +298,11 @@ def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
 
 def check_blocks(blocks: Sequence[int], num_layers: int) -> None:
     """Refuse ``blocks`` that are empty, repeat a block, or name one that a model of ``num_layers`` lacks."""
-    valid = f"the model has blocks 0 to {num_layers - 1}"
-    if not blocks:
-        raise VitrimError(f"no blocks are given: {valid}")
     wrong = [block for block in blocks if not 0 <= block < num_layers]
-    if wrong:
-        raise VitrimError(f"blocks {wrong} do not exist: {valid}")
-    if len(set(blocks)) < len(blocks):
-        raise VitrimError(f"blocks {list(blocks)} name a block twice")
+    twice = len(set(blocks)) < len(blocks)
+    if not blocks or wrong or twice:
+        which = f"blocks {wrong} do not exist" if wrong else f"blocks {list(blocks)} name a block twice"
+        raise VitrimError(f"{which if blocks else 'no blocks are given'}: the model has blocks 0 to {num_layers - 1}")
 
 
 def quarter_blocks(num_layers: int) -> tuple[int, ...]:

@@ -183,10 +183,9 @@ class Selector(Options):
             >>> vitrim.parse_selector("divprune:tokens=2").mask(torch.tensor([[1.0, 0], [1, 0.1], [0, 1]]))
             tensor([ True, False,  True])
         """
-        if self.place == "image":
-            raise VitrimError(f"{self.name} acts on images, not on their features: there is no mask")
-        if self.needs().attention != "none":
-            raise VitrimError(f"{self.name} needs the tower's attention: a mask of features alone is not known")
+        if self.place == "image" or self.needs().attention != "none":
+            needs = "acts on images, not on their features" if self.place == "image" else "needs the tower's attention"
+            raise VitrimError(f"{self.name} {needs}: there is no mask of features alone")
         whole = None if grid is None else as_grid(grid)
         seen = Seen(features[None], whole, text=None if text is None else [text])
         (choice,) = self.select(seen)

@@ -8,7 +8,7 @@ import stat
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -171,7 +171,9 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
             if not zipfile.is_zipfile(opened):  # numpy's message would recommend unpickling, which is unsafe
                 raise VitrimError(f"{file} is no {what}: it is no .npz file, or was cut short")
             # A stranger's file: the sizes that its entries claim are checked before an array is read.
-            _check_entries(opened)
+            fault = next(_faults(opened), None)
+            if fault is not None:
+                raise VitrimError(f"{file} is no {what}: {fault}")
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as stored:
                 header = json.loads(str(stored[HEADER]))
@@ -189,29 +191,30 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
         raise VitrimError(f"{file} is no {what}: {first_line(error)}") from error
 
 
-def _check_entries(opened: BinaryIO) -> None:
-    """Raise `ValueError` for entries of an .npz file whose headers are invalid, without reading the arrays."""
+def _faults(opened: BinaryIO) -> Iterator[str]:
+    """Yield what is wrong with the entries of an .npz file, without reading the arrays; only the first is sure."""
     with zipfile.ZipFile(opened) as stored:
         entries = stored.infolist()
         names = {entry.filename for entry in entries}
         if f"{HEADER}.npy" not in names or len(names) < len(entries):
-            raise ValueError("it has no header, or two arrays of one name")
+            yield "it has no header, or two arrays of one name"
         # The sizes in the list are checked against the headers below, so neither can lie alone.
         if sum(entry.file_size for entry in entries) > LARGEST:
-            raise ValueError(f"its arrays would take more than {LARGEST / 2**30:.0f} GiB")
+            yield f"its arrays would take more than {LARGEST / 2**30:.0f} GiB"
         for entry in entries:
             name = entry.filename
             if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"{name} is encrypted, or compressed as no array is")
+                yield f"{name} is encrypted, or compressed as no array is"
             with stored.open(entry) as content:
                 read = READERS.get(np.lib.format.read_magic(content))
                 if read is None:
-                    raise ValueError(f"{name} is of an unknown version")
+                    yield f"{name} is of an unknown version"
+                    return
                 shape, _, dtype = read(content)
                 start = content.tell()
             if dtype.kind not in ("U" if name == f"{HEADER}.npy" else "biuf"):
-                raise ValueError(f"{name} holds {dtype}, no numbers")
+                yield f"{name} holds {dtype}, no numbers"
             # Exactly the bytes of its shape and dtype: numpy would otherwise ask for memory that the file does not
             # fill.
             if min(shape, default=0) < 0 or start + math.prod(shape) * dtype.itemsize != entry.file_size:
-                raise ValueError(f"{name} of shape {shape} and {dtype} does not have {entry.file_size} bytes")
+                yield f"{name} of shape {shape} and {dtype} does not have {entry.file_size} bytes"

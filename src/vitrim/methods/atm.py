@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
@@ -24,7 +24,7 @@ from vitrim.core.matching import (
     unit,
     unit_mean_keys,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable, refuse_first
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
 from vitrim.core.scoring import first_ranked, rounded_up
@@ -93,25 +93,27 @@ class ATM(Adaptive):
 
     @model_validator(mode="after")
     def _check(self) -> ATM:
-        if self.theta is not None:
-            if {"alpha", "beta", "theta_min"} & self.model_fields_set:
-                raise ValueError("give either theta, one threshold per layer, or alpha, beta and theta_min")
-            if not all(-1.0 <= theta <= 1.0 for theta in self.theta):
-                raise ValueError("thresholds lie between -1 and 1")
-        if self.r is not None and THRESHOLDS & self.model_fields_set:
-            raise ValueError("r takes the place of thresholds, granularity, rounding and capacity: give it alone")
-        batch_wise = self.granularity == "batch" and "granularity" in self.model_fields_set
-        if self.capacity is not None and (batch_wise or "rounding" in self.model_fields_set):
-            raise ValueError("with a capacity every image is on its own: granularity=image, and nothing is rounded")
-        if self.capacity is not None and self.align > 1:
-            raise ValueError("capacity says how many slots there are, so align has nothing to round")
+        refuse_first(self._faults())
         return self
 
+    def _faults(self) -> Iterator[str]:
+        if self.theta is not None:
+            if {"alpha", "beta", "theta_min"} & self.model_fields_set:
+                yield "give either theta, one threshold per layer, or alpha, beta and theta_min"
+            if not all(-1.0 <= theta <= 1.0 for theta in self.theta):
+                yield "thresholds lie between -1 and 1"
+        if self.r is not None and THRESHOLDS & self.model_fields_set:
+            yield "r takes the place of thresholds, granularity, rounding and capacity: give it alone"
+        batch_wise = self.granularity == "batch" and "granularity" in self.model_fields_set
+        if self.capacity is not None and (batch_wise or "rounding" in self.model_fields_set):
+            yield "with a capacity every image is on its own: granularity=image, and nothing is rounded"
+        if self.capacity is not None and self.align > 1:
+            yield "capacity says how many slots there are, so align has nothing to round"
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        if self.theta is not None and len(self.theta) != num_layers:
-            raise VitrimError(f"atm: theta has {len(self.theta)} thresholds but the model has {num_layers} blocks")
-        if self.capacity is not None and len(self.capacity) != num_layers:
-            raise VitrimError(f"atm: capacity has {len(self.capacity)} counts but the model has {num_layers} blocks")
+        for name, each, what in (("theta", self.theta, "thresholds"), ("capacity", self.capacity, "counts")):
+            if each is not None and len(each) != num_layers:
+                raise VitrimError(f"atm: {name} has {len(each)} {what} but the model has {num_layers} blocks")
         return super().amounts(num_layers) if self.r is None else per_layer(self.r, num_layers)
 
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,7 +14,7 @@ from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.matching import best_partners, full_precision, unit
-from vitrim.core.method import Count, MethodConfig, Needs, Tunable
+from vitrim.core.method import Count, MethodConfig, Needs, Tunable, refuse_first
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register
@@ -95,21 +96,24 @@ class DiffRate(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> DiffRate:
+        refuse_first(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         pruned, merged = self.prune_kept, self.merge_kept
         if self.learn and (pruned is not None or merged is not None or "r" in self.model_fields_set):
-            raise ValueError("learn=true finds the amounts: give neither prune_kept, merge_kept nor r")
+            yield "learn=true finds the amounts: give neither prune_kept, merge_kept nor r"
         if self.learn and self.last_block != "full":
-            raise ValueError("learn=true needs last_block=full, as the last block learns its amounts, too")
+            yield "learn=true needs last_block=full, as the last block learns its amounts, too"
         if (pruned is not None or merged is not None) and "r" in self.model_fields_set:
-            raise ValueError("give either prune_kept and merge_kept, or r, not both")
+            yield "give either prune_kept and merge_kept, or r, not both"
         if min((*(pruned or ()), *(merged or ())), default=2) < 2:
-            raise ValueError("prune_kept and merge_kept count the class token, so their smallest value is 2")
+            yield "prune_kept and merge_kept count the class token, so their smallest value is 2"
         if pruned is not None and merged is not None:
             if len(pruned) != len(merged):
-                raise ValueError(f"prune_kept has {len(pruned)} values but merge_kept has {len(merged)}")
+                yield f"prune_kept has {len(pruned)} values but merge_kept has {len(merged)}"
             if any(after > before for before, after in zip(pruned, merged, strict=True)):
-                raise ValueError("merge_kept must not be larger than prune_kept in any block")
-        return self
+                yield "merge_kept must not be larger than prune_kept in any block"
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.learn:
