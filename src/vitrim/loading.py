@@ -95,6 +95,7 @@ def create_model(
     for key, value in options.items():
         _check_option(name, key, value)
     # sizes need no check without options; references and runs call this function again with their model
+    # The trial is made before the model: a typing error in a size must not fill the memory.
     if create is hf_model or (options and create in (timm_model, torchvision_model)):
         _check_fit(name, options, torch.device(device))
     model: Any = _created(name, create, own_name, pretrained, options, device)
@@ -105,6 +106,7 @@ def create_model(
 
         load_checkpoint(model, weights_file(place))
         model.class_names = class_names(place)
+    # Reports name the weights, since random ones make accuracies meaningless.
     weights = weights_of(name, pretrained=pretrained, checkpoint=place)
     # After the weights: a later change of them is seen by the number of edits.
     model.vitrim_origin = Origin(name, weights, options, learned_reduction(name, place), _edits(model))

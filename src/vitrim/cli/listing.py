@@ -196,6 +196,7 @@ def heads(rows: ListedRows) -> list[str]:
         if methods is None:
             continue
         lines.append(f"{head}: {meaning}")
+        # Methods with the same answer share a line: those that work first, refusals last.
         fits = {method: found[head] for method, found in methods.items()}
         for how in sorted(set(fits.values()), key=lambda one: (one != YES, one.startswith(REFUSED), one)):
             names = [method for method, found in fits.items() if found == how]

@@ -306,6 +306,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     """
     own = inspect.signature(command, eval_str=True).parameters
     kinds = {name: one.annotation for name, one in own.items()}
+    # Groups become their fields, other parameters stay as they are.
     setups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Setup)}
     parameters = [given for name, one in own.items() for given in (_options(setups[name]) if name in setups else [one])]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]

@@ -65,6 +65,7 @@ def _check(model: nn.Module, size: int) -> None:
         if size % patch == 0:
             continue
         below = size // patch * patch
+        # The whole patches on both sides of the size that was asked for.
         nearest = [below, below + patch] if below else [patch]
         raise VitrimError(
             f"images of {size} px are no whole patches of {patch} px, which {kind} has: take "

@@ -91,6 +91,7 @@ def reduce_(
                     f"{where} is reduced by {old.config.name}, whose learned parameters would be lost: keep them with "
                     f"reduction.save(folder), then call vitrim.restore_({where}) first"
                 )
+            # If the new reduction fails, the old one is put back; `pop_all` below forgets it.
             undo.callback(_take_off(old, model))
         reduction = _reduce(model, model, config, record, compact, selector)
         undo.pop_all()
@@ -497,6 +498,7 @@ class Reduction:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Refuse forwards that other threads start within the context."""
+        # A forward that began before the flag is set is found by its frame.
         refuse_while_running(self.model)  # first without refusing forwards, since this may fail
         # A forward between the two checks is found by the second; one that starts later finds the flag.
         self._trace.changing = True
@@ -512,6 +514,7 @@ class Reduction:
 
     def _changed(self, changes: Mapping[str, Any]) -> tuple[MethodConfig, tuple[Layer, ...]]:
         """The options that `set` would leave, and their plan."""
+        # Options that shape parameters or choose blocks are fixed when the reducers are made.
         fixed = sorted(set(changes) - self.config.runtime)
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"

@@ -191,6 +191,7 @@ def ask(model: nn.Module) -> Library:
         >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
         torch.Size([2, 3])
     """
+    # The class first, then its library; users' own models are answered like vitrim's.
     adapter = _LIBRARIES.find(type(model), library_of) or _LIBRARIES.entry(OWN)
     assert adapter is not None
     return adapter(find_host(model))
@@ -245,6 +246,7 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
         _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")  # or a wider entry would stand in
         if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
             for outer in around:
+                # The model around it would still expect the places of all image tokens.
                 if part in outer.modules() and (_reads_prompt(outer) or _speaks_for(outer, part)):
                     raise UnsupportedModelError(
                         f"{type(outer).__name__} takes no features in place of images, as the {type(part).__name__} in "
@@ -514,6 +516,7 @@ def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | N
         name = methods.__name__ if isinstance(methods, type) else type(methods).__name__
         raise VitrimError(f"expected methods such as vitrim.ToMe(r=13) or 'tome:r=13', or a list of them, got {name}")
     configs = [method if isinstance(method, MethodConfig) else parse_method(method) for method in given]
+    # Rows, curves and files are named by the method, so two of one name would mix.
     twice = next((config for place, config in enumerate(configs) if config in configs[:place]), None)
     if twice is not None:
         raise VitrimError(f"method {twice.describe()} is given twice")

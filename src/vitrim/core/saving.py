@@ -122,6 +122,7 @@ def write_reduction(
     weights = _learned(model, state)
     if weights:
         try:
+            # safetensors refuses views that share memory or have gaps.
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error

@@ -90,6 +90,7 @@ def written_table(library: str, table: str) -> Mapping[str, str]:
     """A table of ``hosts/LIBRARY/__init__.py``, whose values are places, ``file:name`` in that folder."""
     if library not in libraries():
         return {}
+    # The tables are text: importing them imports no library.
     found: Mapping[str, str] = getattr(importlib.import_module(f"vitrim.hosts.{library}"), table, {})
     return found
 

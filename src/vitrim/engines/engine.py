@@ -164,6 +164,7 @@ def engines_named(
                 check_quantiser()
         found += kept
         left = (f"{one.lacks()}: not timed in {one.precision}" for one in candidates if one.lacks() is not None)
+        # Several engines of a name lack the same precision: one sentence.
         lacking += dict.fromkeys(left)
         lacking += [remark for engine in kept if (remark := engine.remark()) is not None]
     texts = [str(engine) for engine in found]
@@ -228,6 +229,7 @@ def compilation(compiled: bool) -> Iterator[None]:
     import torch._dynamo  # takes a second to load
 
     torch.compiler.reset()
+    # Both limits: each would end compilation silently.
     limits = {"recompile_limit": COMPILED_VARIANTS, "accumulated_recompile_limit": COMPILED_VARIANTS}
     with torch._dynamo.config.patch(limits):
         yield

@@ -190,6 +190,7 @@ class Exported:
             images = as_array(images)
         if not isinstance(images, np.ndarray):
             raise VitrimError(f"{self.path} takes an array or a tensor of images, not {type(images).__name__}")
+        # Engines would broadcast or crash, each in its own way.
         fits = len(images.shape) == len(wanted) and all(
             isinstance(want, str) or want == have for want, have in zip(wanted, images.shape, strict=True)
         )
@@ -301,6 +302,7 @@ def staged(path: Path) -> Iterator[Path]:
 def _own_folder(path: Path) -> tuple[Path, int | None]:
     """A new folder beside ``path``, and its lock; None where there are no locks."""
     while True:
+        # On the same file system as the target, so that moving is atomic.
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
         lock = _locked(folder)
         if folder.is_dir():  # another process may remove it before it is locked

@@ -84,6 +84,7 @@ class Prefill(nn.Module):
         given = self.family.prompts(self.model, images, self.text, self.places)
         if self.new_tokens:
             # Exactly as many tokens in every run, whatever the untrained or reduced model would say.
+            # Both bounds: an end token must not shorten the answer that is counted.
             number = {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens}
             generate: Any = self.model.generate
             output = generate(**given, **number, do_sample=False, num_beams=1, return_dict_in_generate=True)

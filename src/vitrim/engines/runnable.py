@@ -82,6 +82,7 @@ def outputs(runnable: Runnable, images: Tensor) -> Tensor:
     """
     size, found = runnable.batch or len(images), []
     for part in images.split(size):
+        # A file takes one size of batches: copies of the first image fill the last one.
         full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
         found.append(runnable.read(runnable.run(runnable.given(full)))[: len(part)])
     return torch.cat(found)

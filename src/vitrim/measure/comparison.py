@@ -34,6 +34,7 @@ class Comparison(Report):
         for row, engine in scores:
             label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
             # columns that do not depend on the precision come from fp32
+            # The row's own columns win; fp32 gives those that it has not measured itself.
             whole = {"precision": precision, "engine": label, **exact[row.method], **row}
             speeds = list(_speeds(whole, timed))
             if timed and not speeds:
@@ -148,11 +149,13 @@ is clearly better
 tome:r=8 (1.21x, loses 0.30)
         least loss for the time at batch 8: tome:r=8 (1.21x, loses 0.30)
     """
+    # Rows that show vitrim's own cost are no methods to choose.
     own = [row for row in rows if not shows_only_cost(row["method"])]
     sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
     if not sizes:
         return
     best: dict[int, list[Mapping[str, Any]]] = {size: [] for size in sizes}
+    # Dense itself in several precisions: then each of its rows is judged like a method.
     every = [row for row in own if row["method"] == DENSE]
     for row in own if len(every) > 1 else own[1:]:
         texts = []
@@ -170,6 +173,7 @@ tome:r=8 (1.21x, loses 0.30)
             elif better:
                 winner = min(better, key=lambda other: (other["loss"], -other["speeds"][place]["speedup"]))
                 texts.append(f"{text}, dominated by {named(winner)} ({_in_short(winner, place)})")
+            # The lower quartile is not above dense: a faster median may be chance.
             elif bounds(speed)[0] <= 1.0 and len(every) == 1:
                 texts.append(f"{text}, no clear gain: {doubt(speed)}")
             else:

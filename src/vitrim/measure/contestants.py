@@ -76,6 +76,7 @@ class Contestant:
         self.model: Any = model
         self.task, self.reduction, self.watched, self.img_size = task, reduction, watched, img_size
         self.name = name or at_px(DENSE if reduction is None else reduction.config.describe(), img_size)
+        # Costs that depend on the content: a count of one image would not hold for the others.
         self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.sizes: set[tuple[int, int]] = set()
@@ -102,6 +103,7 @@ class Contestant:
         for reader in () if self.task.embeds else self.library.readers(model):
             reader.register_forward_pre_hook(self._note_input)
         if blocks:
+            # Of a dense model all blocks have as many tokens; a reduced one tells them by its states.
             blocks[-1].register_forward_hook(self._note_tokens)
 
     def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -149,6 +151,7 @@ class Contestant:
         """The output of a `Runnable`: its tokens and MACs are those of its metadata."""
         known, many = self.model.metadata, len(images)
         tokens = tuple(round(many * each) for each in known.get("tokens_per_block") or ())
+        # A file need not name its parts.
         gmacs = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {})
         macs = {part: round(many * each * 1e9) for part, each in gmacs.items()}
         size = (images.shape[2], images.shape[3])

@@ -57,6 +57,7 @@ class Decisions:
         """Write a compressed .npz without pickles, in the narrowest integer types."""
         source = narrowed(self.source)
         header = {**self.header, "format": FORMAT, "pruned": int(np.iinfo(source.dtype).max)}
+        # The value that stands for -1 is in the header: the reader need not know the type's width.
         arrays = {"ids": self.ids, "source": source, "num_tokens": self.num_tokens.astype(np.int32)}
         write_arrays(file, header, arrays)
 
@@ -92,6 +93,7 @@ class DecisionsProbe(Gauge):
         if self.reduction is None or not found:
             return None
         model, config = self.reduction.model, self.reduction.config
+        # Processes and shuffled batches come in any order; the file is in that of the dataset.
         order, num_prefix = found["ids"].argsort(), host_of(model).facts(model).num_prefix
         header = {"method": self.name, "num_prefix": num_prefix, "soft": config.kind == "soft"}
         return Decisions(header, *(found[name][order].numpy() for name in ("ids", "source", "num_tokens")))
@@ -100,6 +102,7 @@ class DecisionsProbe(Gauge):
 def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
     """``source`` and ``num_tokens`` (see `Decisions`) of the last forward of B images, which was recorded."""
     states = reduction.states[1:]
+    # Until the first reduction one row of indices serves all images.
     source = torch.stack([state.source.expand(images, -1) for state in states], 1)
     counts = [
         torch.full((images,), state.num_tokens) if state.mask is None else state.mask.sum(1).cpu() for state in states

@@ -130,7 +130,9 @@ def evaluate(
     configs, files = parted(methods)
     if results.predictions is not None:
         check_predictions(Path(results.predictions))
+    # Checks of files and folders come before the model, whose weights may take minutes.
     device, dtype = place_of(spec), _dtype_of(spec)
+    # A named model goes where accelerate puts it, unless a device was given.
     processes = Processes.launched(str(device) if spec.named or spec.device is not None else None)
     with seeded_draws(device, seed):
         loaded, others = load(spec, "cpu", configs)
@@ -147,6 +149,7 @@ def evaluate(
     partial = None
     if results.path is not None:
         names = [one.name for one in opened.models]
+        # All that decides a number: a folder of other settings is refused.
         settings = {"model": loaded.name, "methods": names, **facts, "content": opened.content}
         partial = Partial(results.path, settings, processes, resume=results.resume)
     batch_size = data["batch_size"] or images.batch_size
@@ -219,6 +222,7 @@ class Opened:
             sizes = {"img_size": one.img_size or self.loaded.side} if sized else {}
             own = one.model.metadata.get("dense_gmacs") if isinstance(one.model, Exported) else None
             # Files alone know the MACs of their dense self; with a dense row, the same count serves all.
+            # A share of the dense MACs: of its own dense self, or of the first row.
             base = own if self.without_dense else sum(findings.rows[0]["gmacs"].values())
             saved = 1 - sum(row["gmacs"].values()) / base if base else None
             known = {key: row[key] for key in row if key not in unknown}
@@ -266,6 +270,7 @@ def open_models(
             how: dict[str, Any] = {"device": device, "dtype": dtype, "learned": folder}
             models = contestants(own.model, methods, task, **how)
             for one in others:
+                # Weights of another size are resampled copies, so nothing is shared with the first model.
                 models += contestants(one.model, methods, task, **how, img_size=one.img_size)
         untrained = untrained_methods(methods, folder)
         content: dict[str, str] = {}

@@ -75,6 +75,7 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
     dense = rows[0]
     names, compared = list(dense), "agreement" in dense
     own = names[names.index("images") + 1 : names.index("agreement" if compared else "gmacs")]
+    # Between the number of images and the comparison stand the task's own metrics.
     metrics = [name for name in task.shown or own if name in dense]
     full, main = sum(dense["gmacs"].values()), task.selects_by
     cells: list[dict[str, str]] = []

@@ -107,6 +107,7 @@ def export(
     with seeded_draws(torch.device("cpu"), seed), ExitStack() as kept:
         loaded = spec.load("cpu")
         plain = _plain(loaded.model)
+        # Without a method the model is exported as it is, with its own reduction.
         own = Apart(plain) if config is None else kept.enter_context(apart(plain))  # a method replaces the model's own
         plain, learned = own.model, own.learned or loaded.learned
         config = next(iter(fitting(plain, [] if config is None else [config])), None)
@@ -246,6 +247,7 @@ def _of_dataset(draft: Draft, dataset: ImageDataset | None, check: int | Tensor)
         return check, None
     own, compared = CALIBRATED if wanted.precision == "int8" else 0, max(check, wanted.batch or 1)
     count = min(compared + own, len(dataset))
+    # One batch of all: the file takes them in sizes of its own.
     every: Tensor = next(iter(batches(dataset, count, limit=count)))[0]  # spread over the dataset
     if wanted.preprocess:
         every = as_read(every, draft.preprocessing)
@@ -296,6 +298,7 @@ def _time(report: SpeedReport, file: Exported, draft: Draft, seed: int, tell: Ca
     """Add rows and tables to the report: eager and the file, dense and reduced."""
     method, sizes = file.metadata["method"], (1, 8) if file.batch is None else (file.batch,)
     with apart(draft.model) as own, dense_file(replace(draft.loaded, model=own.model), file) as other:
+        # A dense file has nothing beside it.
         methods = {} if own.method is None else {method: own.method}
         files = {DENSE: other} if own.method is None else {DENSE: other, method: file}
         for turn, size in enumerate(sizes, 1):

@@ -42,6 +42,7 @@ def identity(
         >>> [name for name in first if first[name] != second[name]]
         ['images']
     """
+    # Weights alone do not tell the number of heads or the scale of attention.
     known = {} if model is None else {"weights": weights_fingerprint(model), "model": _digest(_form(model))}
     found = {
         **known,
@@ -112,6 +113,7 @@ def _form(model: nn.Module) -> Iterable[str]:
 
 def _text(value: object) -> str:
     """A value as text that is the same in every process."""
+    # The address of an object differs between processes.
     return ADDRESS.sub("", repr(value))
 
 

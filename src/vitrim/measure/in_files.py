@@ -68,6 +68,7 @@ def size_of(file: Exported, others: Sequence[Loaded]) -> int | None:
 def check_alike(loaded: Loaded, files: Sequence[Exported], others: Sequence[Loaded] = ()) -> None:
     """Refuse ``files`` of another size or normalisation than the model, which may be measured at ``others``."""
     for file in files:
+        # A file at another size is compared with the model at that size.
         beside = next((one for one in others if one.img_size == size_of(file, others)), loaded)
         for name in ("size", "mean", "std"):
             own, other = getattr(file.preprocessing, name), getattr(beside.preprocessing, name)

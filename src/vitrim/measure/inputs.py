@@ -131,6 +131,7 @@ def open_data(
         loaded = ModelSpec(model).load()
         task = task_name(loaded, task)
         _, trained = as_trained(loaded.name)
+    # A name that is no task may be what the reader calls its targets.
     reads = None if task is None else tasks()[task].reads if task in tasks() else task
     dataset: Any = load_data(source, task=reads, **spec.columns, **{**trained, **(options or {})})
     return dataset if limit is None else dataset.part(spread(len(dataset), limit).tolist())
@@ -142,6 +143,7 @@ def task_name(loaded: Loaded, wanted: str | None = None) -> str | None:
     A model without a classifier is evaluated by its embeddings; other models can be, too.
     """
     own, kind = loaded.tasks, type(loaded.model).__name__
+    # Without classes or a task of its own, an embedding is all there is.
     if not own and (wanted == EMBEDDING or (wanted is None and loaded.num_classes == 0)):
         return EMBEDDING
     if wanted == ZERO_SHOT and not own:

@@ -42,6 +42,7 @@ def why_no_slice(model: Any, method: MethodConfig) -> str | None:
     reducers = [block.reducer for block in copied.modules() if isinstance(block, ReducedBlock)]
     if any(isinstance(reducer.layer.amount, BringBack) for reducer in reducers):
         return "it brings tokens back"
+    # The slice would be the dense model.
     if all(isinstance(reducer, Idle) for reducer in reducers):
         return "it removes no tokens"
     return None

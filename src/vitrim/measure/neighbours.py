@@ -109,6 +109,7 @@ class Neighbours(Gauge):
         cosine = torch.cosine_similarity(own.double(), dense.double(), dim=1).mean().item()
         if len(own) < 2:
             raise VitrimError("one image has no neighbours: give more")
+        # One search serves all metrics: each reads the first columns.
         count = max(VOTERS, NEAREST, *RECALLED)
         like, found, among = nearest(dense, dense, count), nearest(own, own, count), nearest(own, dense, count)
         numbers: dict[str, Any] = {}
@@ -120,6 +121,7 @@ class Neighbours(Gauge):
             numbers[f"neighbours{end}"] = shared(places[:, :NEAREST], like[0][:, :NEAREST]).mean().item()
         numbers["cosine"] = cosine
         if labels is not None:
+            # Image by image, so that the standard error is that of paired differences.
             lost = _right(*like, labels)["recall1"] - _right(*found, labels)["recall1"]
         else:
             lost = 1.0 - shared(found[0][:, :NEAREST], like[0][:, :NEAREST])

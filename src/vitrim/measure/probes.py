@@ -47,6 +47,7 @@ class Gauge(ABC):
         self.metrics = dict(metrics)
         for metric in self.metrics.values():
             metric.distributed_available_fn = lambda: False  # `Measurement.findings` joins states
+            # States are replaced without an update, which would leave an old result in the cache.
             metric.compute_with_cache = False
 
     def start(self, contestant: Contestant) -> Gauge:
@@ -374,6 +375,7 @@ class PairedAP(Gauge):
         # AP ranks the detections of all images together and is not a mean over images, so the error is a jackknife over
         # groups of images: the scores without each of them.
         own, dense = (metric.left_out(self.GROUPS) for metric in metrics)
+        # Paired: both models miss the same group of images.
         change = own - dense
         error = sqrt(len(change) - 1) * change.std(unbiased=False).item() if len(change) > 1 else nan
         return {} if isnan(error) else {"loss_error": error}

@@ -155,6 +155,7 @@ def read(
     places = spread(len(cast(Sized, dataset)), limit)
     every = [places[start : start + batch_size].tolist() for start in range(0, len(places), batch_size)]
     # The parts of a sharded model run together: if there are too few batches, the last is repeated and does not count.
+    # Rounded up: every process has a turn for each batch of another.
     turns = -(-len(every) // processes.count)
     numbers = [processes.index + turn * processes.count for turn in range(done, turns)]
     mine = [every[min(number, len(every) - 1)] for number in numbers]

@@ -48,6 +48,7 @@ class ReducerCall:
         survives = np.full_like(real, self.assignment is None)
         if self.assignment is not None:
             anchor, valid = self.assignment.anchor, self.assignment.valid
+            # An anchor survives as itself, unless it is padding or only the sum of several.
             own = torch.ones_like(anchor, dtype=torch.bool) if valid is None else valid.clone()
             if self.assignment.into is not None and not self.assignment.normalise:
                 own.scatter_(1, self.assignment.into, False)  # a sum of tokens is none of them

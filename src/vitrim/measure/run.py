@@ -235,6 +235,7 @@ class Partial:
         self._check_settings(header)
         states: dict[str, State] = {}
         try:
+            # A stranger may have changed the file: names, shapes and the digest are checked, nothing is unpickled.
             with safe_open(self.file, "pt") as parts:
                 tensors = {name: parts.get_tensor(name) for name in sorted(parts.keys())}
             # Tensors by name in order, as `keep` wrote the digest.

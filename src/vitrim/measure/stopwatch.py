@@ -87,6 +87,7 @@ class Stopwatch:
         return time.perf_counter()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        # After the prefill the language model runs once for every token: that is decoding.
         if module not in self._prefilled:
             self._begun[module] = self._now()
 

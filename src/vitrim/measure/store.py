@@ -65,6 +65,7 @@ class Store:
         self._units, refused = self.processes.gather((units, str(refusal) if refusal else None))[0]
         if refused is not None:
             raise refusal or VitrimError(refused)
+        # Units of the file that this run has not come to: while there are some, it repeats what the file has.
         self._unread = set(self._units)
 
     def _read(self, file: Path, *, resume: bool) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class Store:
             return {}
         if not resume:
             raise VitrimError(f"{file} is there already: resume it, or name another place")
+        # A kill may cut the last line: it is measured again.
         units, size = whole_lines(file, _parsed)
         if file.stat().st_size and (not units or units[0][0] != SETTINGS):
             raise VitrimError(f"{file}, line 1, is damaged: it has no settings")

@@ -60,6 +60,7 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         if not isinstance(dataset, ImageDataset):
             raise VitrimError(f"{dataset.source} has several labels per image, and neighbours of embeddings need one")
         return
+    # Only models of timm take the number of classes as an option of this name.
     option = "" if ":" in model else f", e.g. model option num_classes={dataset.num_classes} and its checkpoint"
     if task.reads is not None or isinstance(dataset, MultiLabelDataset):
         if dataset.num_classes != count:
@@ -126,6 +127,7 @@ def open_task(
     # A model that takes one image size cannot read a larger map at once: it goes window by window.
     task.follow(_windows(loaded) if task.by_windows and loaded.library.takes_one_size and rules.plain else rules)
     task.unpadded = loaded.library.sees_unpadded
+    # The data may have some of the model's classes, in an order of its own: they are met by name.
     names, known = dataset.class_names, (loaded.class_names, loaded.num_classes)
     if isinstance(task, ZeroShot):
         task.read_names(loaded.model, names)

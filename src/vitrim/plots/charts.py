@@ -85,6 +85,7 @@ def heat(
 
 def square(names: Sequence[str], most: int) -> tuple[float, int]:
     """The side in inches of a heat map of all pairs of ``names``, and how many, up to ``most``, fit in a row."""
+    # Cells with numbers need room for four digits, others only for a colour.
     side = max(1.5, (0.4 if len(names) <= WRITTEN else 0.17) * len(names))
     return side, max(1, min(most, int(PAGE // (side + 0.6))))
 

@@ -50,6 +50,7 @@ class MethodRow(NamedTuple):
     def changed(self) -> list[int]:
         """The blocks that change the tokens."""
         depths = range(len(self.sources))
+        # Before the first block every patch is its own group.
         every = [np.arange(self.sources.shape[1]), *(groups_of(self.sources[: depth + 1]) for depth in depths)]
         members = []  # groups by their first patch, so that only membership counts
         for groups in every:
@@ -113,6 +114,7 @@ def rows_of(
 def _prediction(output: ModelOutput, class_names: Sequence[str] | None) -> tuple[str, int]:
     """The predicted class as text, and its number."""
     shares = output.prediction[0].double().softmax(-1)
+    # Names may be fewer than the classes of a head.
     chosen = int(shares.argmax())
     name = f"class {chosen}" if class_names is None or chosen >= len(class_names) else class_names[chosen]
     return f"{name} ({100 * shares[chosen].item():.0f} %)", chosen

@@ -114,6 +114,7 @@ def draw_boxes(image: NDArray[Any], objects: Mapping[str, Tensor], *, scale: int
     if not labels:
         return large
     every = (palette(max(labels) + 1) * 255).round().astype(int)
+    # Torchvision draws on bytes, channels first.
     pixels = torch.from_numpy((large * 255).round().astype(np.uint8)).permute(2, 0, 1)
     colours: list[Any] = [tuple(every[label].tolist()) for label in labels]
     if "masks" in shown:
@@ -197,6 +198,7 @@ def compare(
     around = 0.35 * rows + 0.25 + (0.35 if title else 0) + (0.5 if rows == 1 else 0)  # titles and legend
     # As wide as the slide allows, unless the rows of panels and titles would then be too high for it.
     panel = min(SLIDE[0] / len(cells), (SLIDE[1] - around) / rows * width / height)
+    # Panels keep the shape of the image, so the height follows from their width.
     size = (panel * len(cells), rows * panel * height / width + around)
     figure = sheet(*size)
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.07, wspace=0.01, hspace=0.02)
@@ -341,6 +343,7 @@ class _BoxDrawing:
         reduced = model.reduction.model
         patch = ask(reduced).layout(reduced).patch_size
         # Whole patches, the last of which may be padding: rounded up.
+        # The input may be padded: its size, not the image's, gives the grid.
         rows, columns = (-(-length // side) for length, side in zip(size, patch, strict=True))
         # the image's height and width in the model's input, to convert the grid to pixels of the stored image
         if isinstance(self.task, Segmentation):

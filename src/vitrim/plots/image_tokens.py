@@ -58,6 +58,7 @@ def image_token_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: T
         assert isinstance(model, Prefill)
         model(image[None, None].to(like.device, like.dtype))
         reduction = handle_of(reduced_parts(model.model)[0][1])
+        # One image, so one entry each.
         (held,), (own,) = model.family.held(model.model), reduction.image_places
         front = len(held) - isqrt(len(held)) ** 2  # class tokens that are passed on precede the square grid
         sources = torch.where(held >= 0, held - front, -1)[front:].numpy()

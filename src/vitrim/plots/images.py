@@ -62,6 +62,7 @@ class Pictured:
                 yield f"image_{place}", f"image {place}{label}", image
                 continue
             path = dataset.images[place]
+            # The name becomes a file of the pictures' folder.
             stem = file_name(path.stem)
             # Two folders may have files of one name: further ones get a number.
             stems = chain([stem], (f"{stem}_{number}" for number in count(2)))
@@ -123,6 +124,7 @@ def pixels_of(model: nn.Module, image: Tensor) -> Image:
 def unnormalised(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image:
     """The picture (H, W, 3) in [0, 1] of an image (C, H, W) that was normalised by these means and deviations."""
     pixels = image.detach().float().cpu()
+    # (C, 1, 1), as the image is channels first.
     means, deviations = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, std))
     # A grey image was normalised by the mean over the channels.
     if len(pixels) == 1:

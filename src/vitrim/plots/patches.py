@@ -96,6 +96,7 @@ def draw_kept(
 
 def hatch(height: int, width: int) -> Image:
     """A grey picture (height, width, 3) with slanted lines, for removed patches."""
+    # At most one line in four pixels, also in small pictures.
     period = max(4, round(min(height, width) / HATCHES))
     lines = np.add.outer(np.arange(height), np.arange(width)) % period < max(1, round(period / 5))
     return np.where(lines[..., None], np.asarray(HATCH_LINE, np.float32), np.asarray(HATCH_GROUND, np.float32))
@@ -105,6 +106,7 @@ def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Imag
     """The mean colour of its token's pixels, for every ``chosen`` pixel."""
     _, places = np.unique(token[chosen], return_inverse=True)
     counts = np.bincount(places)
+    # Sums by token in one pass: a mean for each of hundreds of groups would take as many.
     means = [np.bincount(places, image[chosen][:, channel]) / np.maximum(counts, 1) for channel in range(3)]
     return np.stack(means, axis=-1).astype(np.float32)[places]
 
@@ -193,6 +195,7 @@ def overlay(
     """
     from matplotlib import colormaps
 
+    # Drawn as if every patch were kept: this enlarges, and checks image and grid.
     grey = draw_kept(image, np.arange(values.size), grid, scale=scale).mean(-1, keepdims=True)
     drawn = np.repeat(FADED * grey + (1 - FADED), 3, -1).astype(np.float32)
     if not np.isfinite(values).any():

@@ -123,6 +123,7 @@ def show(
     with seeded_draws(torch.device("cpu"), seed):
         loaded = spec.load("cpu")
     pictures = _Drawn(loaded, device, folder, results.formats, seed, on_progress)
+    # A list is short by itself; a dataset may have millions.
     data = replace(data, limit=FEW) if source and data.limit is None else data
     host = as_measured(loaded.model, Prompt(select=select))
     if isinstance(host, Prefill):

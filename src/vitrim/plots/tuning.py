@@ -34,6 +34,7 @@ def plot_front(
             x, y = zip(*own, strict=True)
             size = 12 if marker == "*" else 6
             axis.plot(x, y, marker=marker, markersize=size, linewidth=1.0, color=color, label=kind, zorder=3)
+    # The front ends at the dense model, which costs all and loses nothing.
     steps = [*sorted((100 * share, value) for share, value in front), (100.0, 0.0)]
     axis.step(
         *zip(*steps, strict=True), where="post", color="black", linewidth=0.8, linestyle=":", label="front", zorder=2

@@ -76,6 +76,7 @@ class AOTI(OfTorch):
 
     @classmethod
     def missing(cls) -> str | None:
+        # The package itself always comes with torch; its compiler does not.
         lack = compiler_lack()
         if lack is None:
             return None
