@@ -1,10 +1,4 @@
-"""Models by name: timm's, ``torchvision:``, ``hf:``, ``open_clip:``, ``vitrim:``, ``run:``, ``segmenter:``,
-``vitdet:``.
-
-    model = create_model("torchvision:vit_b_16", pretrained=True)
-
-Libraries are imported when a model of theirs is created.
-"""
+"""Models by name; libraries are imported when a model of theirs is created."""
 
 from __future__ import annotations
 
@@ -47,14 +41,15 @@ SIZES: dict[str, tuple[int, int]] = {
     "num_labels": (0, 2**17),  # transformers creates a name for each
     **dict.fromkeys(("reg_tokens", "num_register_tokens"), (0, 2**16)),
 }
-"""Size options of timm, torchvision and transformers, with their smallest and largest values. Far above real models,
-they catch typing errors before anything is created."""
+"""Size options of libraries, with their smallest and largest values: far above real models, for typing errors."""
 RATES = ("_rate", "dropout", "dropout_prob")
 """Endings of the names of options in [0, 1]."""
-INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
-"""Options of timm, and the options of vitrim that check the weights which they load."""
-FOREIGN_CODE = ("trust_remote_code", "code_revision")
-"""Options with which transformers runs code from a model's repository."""
+INSTEAD = {
+    "pretrained": "use --pretrained",
+    "checkpoint_path": "use --checkpoint",
+    **dict.fromkeys(("trust_remote_code", "code_revision"), "the code of a model's repository is never run"),
+}
+"""Options that load unchecked weights (timm) or run a repository's code (transformers), and what is done instead."""
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -71,14 +66,13 @@ def create_model(
     """Create the model ``name`` in eval mode, with random, pretrained or local weights.
 
     Args:
-        name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``open_clip:NAME_OR_FOLDER``,
-            ``vitrim:NAME`` (a reference checkpoint), ``run:FOLDER`` (a finished run of ``vitrim train``), or a
-            backbone of these after ``segmenter:`` or ``vitdet:``.
+        name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``open_clip:NAME_OR_FOLDER``, ``vitrim:NAME`` (a
+            reference checkpoint), ``run:FOLDER`` (a finished run of ``vitrim train``), or a backbone of these after
+            ``segmenter:`` or ``vitdet:``.
         pretrained: load the library's weights.
         checkpoint: load this file of weights instead, or the file in this folder of a run. Weights of another image
             size get the positions that the library resamples for ``options``, and a warning says so.
         options: keyword arguments of the library's model.
-        device: of the new model.
 
     Raises:
         VitrimError: an unknown name (the message suggests one), invalid options, or weights that do not fit.
@@ -101,6 +95,7 @@ def create_model(
     for key, value in options.items():
         _check_option(name, key, value)
     # sizes need no check without options; references and runs call this function again with their model
+    # The trial is made before the model: a typing error in a size must not fill the memory.
     if create is hf_model or (options and create in (timm_model, torchvision_model)):
         _check_fit(name, options, torch.device(device))
     model: Any = _created(name, create, own_name, pretrained, options, device)
@@ -111,7 +106,9 @@ def create_model(
 
         load_checkpoint(model, weights_file(place))
         model.class_names = class_names(place)
+    # Reports name the weights, since random ones make accuracies meaningless.
     weights = weights_of(name, pretrained=pretrained, checkpoint=place)
+    # After the weights: a later change of them is seen by the number of edits.
     model.vitrim_origin = Origin(name, weights, options, learned_reduction(name, place), _edits(model))
     return model.eval()  # type: ignore[no-any-return]
 
@@ -119,8 +116,7 @@ def create_model(
 class Origin(NamedTuple):
     """The origin of a model from `create_model`, stored on it as ``vitrim_origin``; fields as of `Loaded`.
 
-    Attributes:
-        edits: `_edits` of the new model; a different number later means that its weights have changed.
+    Another number of ``edits`` later means that its weights have changed.
     """
 
     name: str
@@ -170,9 +166,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
     from torch.utils._pytree import tree_leaves
 
     if key in INSTEAD:
-        raise VitrimError(f"{key} is no option of a model here: use {INSTEAD[key]}")
-    if key in FOREIGN_CODE:
-        raise VitrimError(f"{key} is no option of a model here: the code of a model's repository is never run")
+        raise VitrimError(f"{key} is no option of a model here: {INSTEAD[key]}")
     if value is None:  # the library's default
         return
     if key in SIZES:
@@ -190,6 +184,7 @@ def _check_fit(name: str, options: ModelOptions, device: torch.device) -> None:
 
     from vitrim.core.registry import ask
 
+    # Shapes without memory: the trial costs milliseconds where the model may need gigabytes.
     trial = _created(name, *creator(name), False, options, "meta")
     need = sum(weight.numel() * weight.element_size() for weight in chain(trial.parameters(), trial.buffers()))
     have = memory(device)
@@ -197,6 +192,7 @@ def _check_fit(name: str, options: ModelOptions, device: torch.device) -> None:
         raise VitrimError(f"{name} has weights of {need / 2**30:.0f} GiB; there are {have / 2**30:.0f} GiB of memory")
     library = ask(trial)
     host = library.host
+    # Models that read text, too, cannot be tried on images alone.
     images_alone = getattr(trial, "main_input_name", "pixel_values") == "pixel_values"
     if not options or host is None or not host.blocks(trial) or not images_alone or not library.runs_on_meta:
         return
@@ -209,13 +205,7 @@ def _check_fit(name: str, options: ModelOptions, device: torch.device) -> None:
 
 
 def memory(device: torch.device) -> float:
-    """Total memory in bytes of this machine or of an accelerator; infinity if unknown.
-
-    Example:
-        >>> import torch
-        >>> memory(torch.device("cpu")) > 2**20, memory(torch.device("meta"))
-        (True, inf)
-    """
+    """Total memory in bytes of this machine or of an accelerator; infinity if unknown."""
     import torch
 
     if device.type == "cuda":
@@ -226,28 +216,14 @@ def memory(device: torch.device) -> float:
 
 
 def check_name(name: str) -> None:
-    """Refuse an unknown library, or an unknown model of timm, without creating a model.
-
-    Raises:
-        VitrimError: an unknown name; the message suggests one.
-
-    Example:
-        >>> check_name("deit_tiny_patch16_224")
-    """
+    """Refuse an unknown library, or an unknown model of timm, without creating a model."""
     create, own_name = creator(name)
     if create is timm_model:
         _check_timm_name(own_name)
 
 
 def creator(name: str) -> tuple[Creator, str]:
-    """The function that creates models of a library, and the name within the library.
-
-    Args:
-        name: ``LIBRARY:NAME``; timm without a colon.
-
-    Raises:
-        VitrimError: an unknown library.
-    """
+    """The function that creates models of a library, and the name within it, from ``LIBRARY:NAME``; timm's without."""
     library, colon, rest = name.partition(":")
     if not colon:
         return timm_model, name
@@ -264,6 +240,7 @@ def timm_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
     import timm
 
     _check_timm_name(name)
+    # Ask the Hub once before timm does, which would retry for half a minute.
     known = timm.get_pretrained_cfg(name) if pretrained else None
     if known is not None and known.hf_hub_id and not (known.file or known.state_dict):
         names = (known.hf_hub_filename,) if known.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
@@ -282,12 +259,7 @@ def _check_timm_name(name: str) -> None:
 
 
 def supported_models() -> dict[str, str]:
-    """Names and modules of timm's and vitrim's models of a supported class; builds no model.
-
-    Example:
-        >>> supported_models()["deit_small_patch16_224"]
-        'deit'
-    """
+    """Names and modules of timm's and vitrim's models of a supported class; builds no model."""
     import timm
 
     found = dict[str, str]()
@@ -319,6 +291,7 @@ def model_modules() -> dict[str, tuple[str, ...]]:
         if place is None:  # registered by another package
             continue
         classes = [value for value in vars(importlib.import_module(place)).values() if isinstance(value, type)]
+        # A family may name a base class: its subclasses in the module are supported, too.
         names = {f"{base.__module__}.{base.__qualname__}" for one in classes for base in one.__mro__}
         found[place] = tuple(sorted({hosts[name].name for name in names if name in hosts}))
     return found
@@ -339,6 +312,7 @@ def torchvision_model(name: str, pretrained: bool, options: ModelOptions) -> nn.
     else:
         model = models.get_model(name, weights=weights if pretrained else None, **options)
     transform = weights.transforms()
+    # The image size may be another than that of the weights: the crop follows it.
     side = getattr(model, "image_size", None)
     if side is not None and transform.crop_size != [side]:
         from vitrim.hosts.torchvision.library import transform_at
@@ -377,6 +351,7 @@ def hf_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Module:
 
     if torch.get_default_device().type == "meta" or not (pretrained or has_weights(folder)):
         return made()
+    # Weights of another image size: load them at their own, then resample the positions.
     others = {key: value for key, value in options.items() if key != "image_size"}
     own = config_for(kind, transformers.AutoConfig.from_pretrained(source, **trust, **others))
     if getattr(own, "image_size", None) == getattr(config, "image_size", None):
@@ -424,15 +399,7 @@ def open_clip_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Mo
 
 
 def check_hub(name: str, files: Sequence[str]) -> None:
-    """Refuse a model that is not in the cache if the Hub is unreachable; libraries would retry for half a minute.
-
-    Args:
-        name: of the repository.
-        files: alternatives; one is enough.
-
-    Raises:
-        VitrimError: there is no connection, and none of the files in the cache.
-    """
+    """Refuse a model with none of ``files`` in the cache if the Hub is unreachable; libraries would retry long."""
     import huggingface_hub as hub
 
     try:
@@ -463,15 +430,8 @@ def reference_model(name: str, pretrained: bool, options: ModelOptions) -> nn.Mo
 def load_run(folder: str | Path, **options: Any) -> nn.Module:
     """The model of a finished run of ``vitrim train`` with its weights, float32, in eval mode and not reduced.
 
-    ``vitrim.Reduction.load(model, folder)`` adds the trained method.
-
-    Args:
-        folder: of the run, with weights and recipe.
-        options: of the model; they override the recipe's and must not change the shapes of its weights, other than for
-            another image size (see `create_model`). Drop rates of the recipe are not used.
-
-    Raises:
-        VitrimError: the run is not finished, or the options change names or shapes of its weights.
+    ``options`` override the recipe's and must not change the shapes of its weights, other than for another image size
+    (see `create_model`). ``vitrim.Reduction.load(model, folder)`` adds the trained method.
     """
     import torch
 
@@ -483,6 +443,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
     recipe = _RunRecipe.of(read_yaml(folder / RECIPE), folder / RECIPE)
+    # Drop rates are for training.
     given = {key: value for key, value in (recipe.model_options or {}).items() if not key.endswith("_rate")}
     model: Any = create_model(recipe.model, options={**given, **options}, device=torch.get_default_device())
     load = load_checkpoint if "num_classes" in options else load_host  # an explicit number must fit
@@ -502,14 +463,7 @@ class _RunRecipe(Stored):
 
 
 def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Protocol, ModelOptions]:
-    """The evaluation protocol and the data options of a model's recipe; defaults if it has none.
-
-    Args:
-        model: as on the command line; ``run:FOLDER`` and ``vitrim:NAME`` have recipes.
-        changes: values of the protocol that override the recipe's.
-
-    Raises:
-        VitrimError: invalid changes, or a recipe that cannot be read.
+    """The evaluation protocol, with ``changes``, and the data options of a model's recipe; defaults if it has none.
 
     Example:
         >>> protocol, options = as_trained("vitrim:camvid_vit", {"flip": True})
@@ -526,6 +480,7 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
     else:
         file = (Path(name).expanduser() if library == "run" else folder(name)) / RECIPE
         recipe = _RunRecipe.of(read_yaml(file), file)
+    # Two checks, so that the message says whether the file or the caller is wrong.
     with one_line_of(f"{file}: protocol", Protocol):
         made = Protocol.model_validate(recipe.protocol or {})
     with one_line_of("protocol", Protocol):
@@ -591,9 +546,6 @@ class ModelSpec(Refined):
         img_sizes: sides of square images in pixels, at which the model is measured beside its own: its positions are
             resampled as its library does, and its images resized by its own transform. Read by `vitrim.bench`,
             `vitrim.evaluate`, `vitrim.compare`, `vitrim.profile`, `vitrim.optimize`, and one by `vitrim.tune`.
-
-    Raises:
-        VitrimError: an argument of a wrong type.
     """
 
     model: Any
@@ -605,11 +557,7 @@ class ModelSpec(Refined):
 
     @classmethod
     def each(cls, models: Any) -> list[Self]:
-        """The descriptions of one or several models; the options of a description of a list apply to all of them.
-
-        Raises:
-            VitrimError: no model, or one checkpoint for several.
-        """
+        """The descriptions of one or several models; the options of a description of a list apply to all of them."""
         spec = cls.of(models)
         if not isinstance(spec.model, list | tuple):
             return [spec]
@@ -639,21 +587,11 @@ class ModelSpec(Refined):
         """Create a named model; a module is used unchanged, without the wrapper of `torch.compile`.
 
         A model whose inputs are no images is a copy that takes them, see `vitrim.core.registry.taking_images`.
-
-        A module from `create_model` keeps its description if its weights have not changed since.
-
-        Args:
-            device: of a created model; overrides that of the description.
-
-        Raises:
-            VitrimError: as `create_model`, a module with arguments to create one, or `img_sizes`.
+        ``device`` is that of a created model, and overrides the description's.
 
         Example:
             >>> ModelSpec("test_vit", options={"num_classes": 3}).load().weights
             'random'
-            >>> import timm
-            >>> ModelSpec(timm.create_model("test_vit")).load().name
-            'test_vit'
         """
         import torch
         from torch import nn
@@ -688,11 +626,7 @@ class ModelSpec(Refined):
 
 @checked
 class PlacedModel(ModelSpec):
-    """A model, and where it runs.
-
-    Attributes:
-        device: of the created model, or of a copy of a module; None: the CPU, or the module's device.
-    """
+    """A model, and the device of the created model, or of a copy of a module; None: the CPU, or the module's."""
 
     device: Any = None
 
@@ -709,8 +643,7 @@ class ScoredModel(PlacedModel):
 
     Attributes:
         dtype: of parameters and images, fp32 or bf16, or torch's; None: fp32, or the module's dtype.
-        learned: folder of a saved reduction (`vitrim.Reduction.save`) with learned parameters for methods of its
-            name; None: the run of the model.
+        learned: folder of `vitrim.Reduction.save` for methods of its name; None: the run of the model.
     """
 
     dtype: Any = None
@@ -729,7 +662,6 @@ class Loaded:
         model: in eval mode if it was created here.
         name: as on the command line; the library's name for a module that vitrim did not create.
         weights: "random", "pretrained", "reference", a file or folder, or "given".
-        options: keyword arguments of the library's model.
         learned: as of `learned_reduction`.
         img_size: of `at_size`; None: the model's own.
     """
@@ -769,12 +701,7 @@ class Loaded:
         return self.library.preprocessing(self.model)
 
     def at_size(self, size: int) -> Loaded:
-        """The same, dense, for square images of ``size`` pixels: see `vitrim.core.image_size.at_size`.
-
-        Example:
-            >>> ModelSpec("test_vit").load().at_size(128).preprocessing.size
-            (128, 128)
-        """
+        """The same, dense, for square images of ``size`` pixels: see `vitrim.core.image_size.at_size`."""
         from vitrim.core.image_size import at_size
 
         return replace(self, model=at_size(self.model, size), img_size=size)

@@ -1,7 +1,4 @@
-"""The command line: one file per subcommand.
-
-Torch is imported only when a command runs, so ``vitrim --help`` is fast.
-"""
+"""The command line: one file per subcommand. Torch is imported only when a command runs, so the help is fast."""
 
 from __future__ import annotations
 
@@ -107,10 +104,9 @@ def _root(
 
 
 def main() -> None:
-    """Entry point of the ``vitrim`` script.
+    """Entry point of the ``vitrim`` script: bad input gives one line on standard error and exit code 2.
 
-    Bad input gives one line on standard error and exit code 2. Ctrl-C and SIGTERM clean up partial files and exit with
-    the usual codes of shells.
+    Ctrl-C and SIGTERM clean up partial files and exit with the usual codes of shells.
     """
     warnings.showwarning = _warn
     if not sys.stderr.isatty():  # progress bars of `datasets` would clutter logs
@@ -163,10 +159,7 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: 
 
 
 def _usage_error(error: Any) -> str:
-    """The message for an invalid command line; for an unknown option, it suggests an alternative.
-
-    That is a synonym, a name with similar spelling, an argument, or an option of the model.
-    """
+    """The message for an invalid command line; for an unknown option, it suggests an alternative."""
     from vitrim.loading import SIZES  # reads YAML: help does without
 
     name = getattr(error, "option_name", None)
@@ -174,6 +167,7 @@ def _usage_error(error: Any) -> str:
         return str(error.format_message())
     takes = error.ctx.command.params
     own = {option for one in takes if one.param_type_name == "option" for option in one.opts}
+    # A synonym goes before an argument of that name, then an option of the model, then similar spelling.
     same = {word for words in SAME if name in words for word in words & own}
     key = name.strip("-").replace("-", "_")
     if key.upper() in {one.metavar for one in takes if one.param_type_name == "argument"}:

@@ -149,6 +149,7 @@ def analyze(
 
 def _check_alone(context: typer.Context, doing: str, compare: bool) -> None:
     """Refuse what is given on the command line and has no effect without a model."""
+    # Options that the command reads without a model too; all others on the command line are mistakes.
     read = {"out", "only", "formats", "sizes", "blocks", "compare", "names" if compare else "stored"}
     read |= {field.name for field in fields(Output)}
     for option in context.command.params:

@@ -44,6 +44,7 @@ class TimingOptions(Setup):
         from vitrim.measure.latency import Budget
 
         lists = {"engine": words(self.engine, "--engine"), "precision": words(self.precision, "--precision")}
+        # More rounds than the usual most may be asked for.
         budget = Budget(self.repeats, self.min_seconds, max_rounds=max(self.repeats, Budget.max_rounds))
         given: dict[str, Any] = {"budget": budget, **{name: values for name, values in lists.items() if values}}
         if compiled:

@@ -19,10 +19,7 @@ matplotlib any 3.11.2, onnx 1.23.2 1.23.2, onnxscript 0.7.2 0.7.2, onnxruntime 1
 openvino 2026.4.1 2026.4.1, nncf 3.4.0 3.4.0, optuna any 5.0.0, gradio 6.31.0 6.31.0, numba 0.63.0 0.68.1
 """
 PACKAGES = {name: (low, new) for name, low, new in map(str.split, TRIED.split(","))}
-"""Packages that vitrim uses, with the lowest ("any": no bound) and the newest tested version.
-
-They are those of ``constraints-oldest.txt`` and ``constraints.txt``.
-"""
+"""Packages of ``constraints-oldest.txt`` and ``constraints.txt`` with lowest ("any") and newest tested version."""
 
 
 def env(*, output: Output) -> None:

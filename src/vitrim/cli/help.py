@@ -133,6 +133,7 @@ def _text(parameter: Any) -> str:
         text = "print this and exit"
     if parameter.name in ("install_completion", "show_completion"):
         text = "of names and options, for this shell" if parameter.name == "install_completion" else "print it"
+    # Values that tell nothing, or that the text tells already, are not repeated.
     stated = "default" in text or default is None or isinstance(default, bool) or default == () or callable(default)
     if parameter.required and parameter.param_type_name == "option":
         return f"{text} (needed)"

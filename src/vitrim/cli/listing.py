@@ -66,6 +66,7 @@ def list_(
         of_timm = modules() if every else []
     wanted = (text or "").lower()  # in the name of an entry, or of its model
     rows, refused = (
+        # Lists without a model (hosts, methods) are searched by name alone.
         [row for row in group if any(wanted in row[key].lower() for key in ("name", "model") if key in row)]
         for group in (known, of_timm)
     )
@@ -195,6 +196,7 @@ def heads(rows: ListedRows) -> list[str]:
         if methods is None:
             continue
         lines.append(f"{head}: {meaning}")
+        # Methods with the same answer share a line: those that work first, refusals last.
         fits = {method: found[head] for method, found in methods.items()}
         for how in sorted(set(fits.values()), key=lambda one: (one != YES, one.startswith(REFUSED), one)):
             names = [method for method, found in fits.items() if found == how]
@@ -294,13 +296,14 @@ def by_group(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _shared(texts: Sequence[str]) -> str:
-    """The common form of several texts, by their parts between commas.
+    """The common form of several texts, by their parts between commas: ats:keep_rate=...,points=8.
 
     Example:
         >>> _shared(["ats:keep_rate=0.25,points=8", "ats:keep_rate=0.5,points=8"])
         'ats:keep_rate=...,points=8'
     """
     parts = zip_longest(*(text.split(",") for text in texts), fillvalue=" ...")
+    # An option keeps its name and loses the value that differs.
     return ",".join(part[0] if len(set(part)) == 1 else re.sub("(= ?).*", r"\1...", part[0]) for part in parts)
 
 
@@ -308,12 +311,7 @@ def _shared(texts: Sequence[str]) -> str:
 
 
 class Listing(NamedTuple):
-    """One list: what it is, and its table.
-
-    Attributes:
-        columns: the printed keys of a row, with their headings.
-        footnotes: the lines below the table, made from the rows shown.
-    """
+    """One list: what it is, its table by keys of a row and headings, and the lines below it, of the rows shown."""
 
     meaning: str
     title: str

@@ -1,9 +1,4 @@
-"""Options of several commands, and groups of them.
-
-A command has groups as parameters, and `flat` replaces them by their options:
-
-    def bench(*, model: Model, images: Images, machine: Machine, output: Output, repeats: Repeats = 10) -> None: ...
-"""
+"""Options of several commands, and groups of them: a command's parameters, which `flat` replaces by their options."""
 
 from __future__ import annotations
 
@@ -101,13 +96,7 @@ def whole_numbers(text: str | None, takes: str, least: int = 0) -> list[int] | N
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A group of options: a dataclass with fields annotated like parameters of a command.
-
-    An option has the name of its field, unless it says another.
-
-    Attributes:
-        panel: the heading of its options in the help.
-    """
+    """A group of options: fields annotated like parameters, with their names; ``panel`` is its heading in the help."""
 
     panel: ClassVar[str] = OPTIONS
 
@@ -187,6 +176,7 @@ class Reading(Setup):
         from vitrim.measure.inputs import DataSpec
 
         own = vars(self)
+        # A group has those of these fields that its command offers.
         given = {name: own[name] for name in ("split", "image_column", "label_column", "limit") if name in own}
         options = parse_options(own.get("data_option"), "data option")
         return (make or DataSpec)(source, **given, options=options, **more)
@@ -316,6 +306,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     """
     own = inspect.signature(command, eval_str=True).parameters
     kinds = {name: one.annotation for name, one in own.items()}
+    # Groups become their fields, other parameters stay as they are.
     setups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Setup)}
     parameters = [given for name, one in own.items() for given in (_options(setups[name]) if name in setups else [one])]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
@@ -323,6 +314,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         places = {name: Path(given[name]) for name in (*FILES, *FOLDERS) if given.get(name) not in (None, "-")}
+        # Links and relative names are followed: two names may be one file. A pipe or device takes both.
         real = [os.path.realpath(place) for place in places.values()]
         for name, place in places.items():
             if name in FILES and real.count(os.path.realpath(place)) > 1 and (place.is_file() or not place.exists()):
@@ -333,6 +325,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**made, **given)
 
+    # Typer reads the signature and the annotations, and finds the options in them.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
@@ -353,6 +346,7 @@ def _options(setup: type[Setup]) -> list[inspect.Parameter]:
     for field in fields:
         [option] = annotations[field.name].__metadata__
         if isinstance(option, typer.models.OptionInfo):
+            # The panel is that of the group that declares the option, whatever class inherits it.
             groups: list[Any] = [kind for kind in setup.__mro__ if issubclass(kind, Setup)]
             declared_in = [group for group in groups if field.name in _declared(group)]
             option.rich_help_panel = declared_in[-1].panel

@@ -134,6 +134,7 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
     recipe, splits = report.facts["recipe"], report.facts["splits"]
     method = "" if recipe["method"] == "none" else f" -m {shlex.quote(recipe['method'])}"
     held = (splits["test"], splits["eval"])
+    # Images that were not trained on, if the run held some out: only their score is of use.
     unseen = next((name for name in held if isinstance(name, str) and name != splits["train"]), None)
     if unseen is None and isinstance(splits["eval"], float) and recipe["limit"] is None:
         unseen = ":".join(str(part) for part in (splits["train"], splits["eval"]) if part is not None)

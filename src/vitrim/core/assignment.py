@@ -1,7 +1,7 @@
-"""Assignments of N old tokens to M new ones. Apart from `TokenState.refill`, nothing else moves tokens.
+"""Assignments of N old tokens to M new ones, made by `prune`, `merge` or a `Soft` matrix.
 
-A method decides with `prune` or `merge`, which take patch indices and alone add the protected prefix, or with a `Soft`
-matrix. The assignment determines the pooled tokens, their expansion back, sizes, sources and positions.
+An assignment determines the pooled tokens, their expansion back, sizes, sources and positions. Apart from
+`TokenState.refill`, nothing else moves tokens.
 """
 
 from __future__ import annotations
@@ -60,11 +60,9 @@ class Hard:
         return self.moved is None
 
     def pool(self, x: Tensor, size: Tensor, new_size: Tensor | None = None, gained: Tensor | None = None) -> Tensor:
-        """Pool old tokens ``x`` (B, N, C) with sizes (B, N) into new tokens (B, M, C).
+        """Pool old tokens ``x`` (B, N, C) with sizes (B, N) into new tokens (B, M, C), in the dtype of x.
 
-        A weighted mean is computed as t + sum_s share_s (x_s - t), where t is the anchor: only the R moved rows are
-        touched, not all M. Shares are at least float32; the sum has the dtype of x. ``new_size`` (B, M) and ``gained``
-        (B, R) are the sizes of new and moved tokens, where already known.
+        ``new_size`` (B, M) and ``gained`` (B, R) are the sizes of new and moved tokens, where already known.
         """
         if self._suits_loop(x, size):
             return self._pool_by_loop(x, size)[0]
@@ -80,6 +78,8 @@ class Hard:
         share = weight.gather(1, self.moved) if gained is None or self.weight is not None else gained
         if joins is not None:
             share = share * joins
+        # A mean is t + sum_s share_s (x_s - t), where t is the anchor: only the R moved rows are touched, not all M.
+        # Shares are at least float32, since half precision loses what many small ones add.
         wide, flat, rows = decision_dtype(x.dtype), pooled.flatten(0, 1), flat_index(into, self.anchor.shape[1])
         update = take_flat(x, self.moved)
         if self.normalise:
@@ -99,6 +99,7 @@ class Hard:
         if joins is not None:
             update = update.masked_fill(~joins.view(-1, 1), -torch.inf)
         rows = flat_index(into, self.anchor.shape[1]).unsqueeze(-1).expand(-1, x.shape[2])
+        # The anchor is in `pooled` already, so amax covers the whole group.
         flat = pooled.flatten(0, 1).scatter_reduce(0, rows, update, "amax")
         return flat.view_as(pooled)
 
@@ -109,6 +110,7 @@ class Hard:
     def expand(self, y: Tensor, n: int) -> Tensor:
         """Copy new tokens (B, M, C) to the n old places, (B, n, C); dropped tokens become zeros."""
         if self._real() is None and compiled.suit(y):
+            # Empty, because the loop writes every place: zeros where a token is gone.
             places = y.new_empty(y.shape[0], n, y.shape[2])
             moved, into = (self.anchor[:, :0], self.anchor[:, :0]) if self.moved is None else (self.moved, self.into)
             compiled.EXPAND(y, self.anchor, moved, into, places)
@@ -116,6 +118,7 @@ class Hard:
         target = self.target(n)
         if not self._loses(n) and self.dropped is None:
             return take(y, target)
+        # -1 would index the last token: read token 0 there, and make it zero.
         return take(y, target.clamp_min(0)) * (target >= 0).unsqueeze(-1).to(y.dtype)
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
@@ -134,7 +137,7 @@ class Hard:
         return compiled.suit(weight) and compiled.suit(x, dtypes=(*compiled.DTYPES, *compiled.HALF))
 
     def _pool_by_loop(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-        """Do what `pool` does, and return the new sizes (B, M). Tokens in half precision are summed in float32."""
+        """`pool` and the new sizes (B, M) in one loop; half precision is summed in float32."""
         wide = x.float() if x.dtype in compiled.HALF else x
         pooled = wide.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
         new_size = size.new_empty(self.anchor.shape)
@@ -170,11 +173,12 @@ class Hard:
         return Banked(take(x, dropped), size, indices, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
-        """(B, R) new indices of moved tokens, in [0, M), and a mask of the moves that happen; None if all do."""
+        """(B, R) new indices of moved tokens, in [0, M), and a mask of the moves that happen (None: all do)."""
         assert self.into is not None
         if self.valid is None and not self.ragged:  # every move happens
             return self.into, None
         joins = self.into < self.anchor.shape[1]
+        # Moves to none go to token 0 with a share of zero: a scatter has no place for "nowhere".
         return torch.where(joins, self.into, 0), joins
 
     def _merges(self) -> bool:
@@ -208,11 +212,9 @@ class Hard:
         return None if state.mask is None else state.mask.gather(1, self.anchor)
 
     def _loses(self, n: int) -> bool:
-        """True if some old token is neither kept, moved nor banked.
-
-        With a count per image, a merge lists every token that may move and loses none; a selection loses what it leaves
-        out.
-        """
+        """True if some old token is neither kept, moved nor banked."""
+        # With a count per image, a merge lists every token that may move, so it loses none; a selection loses what it
+        # leaves out.
         if self.ragged:
             return self.dropped is None
         if self.valid is not None:
@@ -220,6 +222,7 @@ class Hard:
         left = self.anchor.shape[1]
         for others in (self.moved, self.dropped):
             left += 0 if others is None else others.shape[1]
+        # An exported count is a symbol: answer what holds for the usual image instead of guarding the graph by it.
         if torch.compiler.is_exporting():
             from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 
@@ -231,8 +234,7 @@ class Hard:
 class Soft:
     """Every new patch token is a weighted mix of all old ones (PatchMerger, SiT, Sinkhorn). The prefix is kept.
 
-    A soft token has no position of its own: for plots, `position` and `source` follow the largest weights. Old sizes
-    are divided in proportion to the weights, which keeps their sum.
+    For plots, `position` and `source` follow the largest weights.
 
     Attributes:
         matrix: (B, M, P) weights of the P old patch tokens in each of the M new ones.
@@ -253,6 +255,7 @@ class Soft:
 
     def _advance(self, state: TokenState) -> TokenState:
         p, matrix = state.num_prefix, self.matrix.detach().to(state.size.dtype)
+        # Old sizes are divided in proportion to the weights, which keeps their sum.
         share = matrix / matrix.sum(1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
         size = (share @ state.size[:, p:, None]).squeeze(-1)
         return replace(
@@ -271,8 +274,7 @@ def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropp
     Args:
         keep: (B, K) patch indices in [0, P), not counting the prefix.
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
-        dropped: (B, R) patch indices that go to the bank, from which ``state.refill`` returns them. By default all that
-            are not kept if the state is ``banking``, else none.
+        dropped: (B, R) patch indices that go to the bank; by default all others if the state is ``banking``, else none.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
@@ -308,17 +310,10 @@ def merge(
         keep: (B, K) patch indices in [0, P).
         moved: (B, R) patch indices that join another token.
         into: (B, R) the entry of ``keep`` that each joins, in [0, K); K means none (with ``valid`` or ``ragged``).
-        weight: (B, N) pooling weights, prefix included; None pools by size.
-        valid: (B, K) bool, False for padding where images keep different numbers of tokens.
-        normalise: weighted mean; False: plain weighted sum.
-        maximum: elementwise maximum instead.
-        ragged: images merge different numbers of ``moved``; those that join none are lost.
-        dropped: (B, D) patch indices that go to the bank with their own values. They may be members of groups: a plain
-            sum is no value for a single patch, which dense heads read. By default, if the state is ``banking``: all
-            that are neither kept nor moved, or all ``moved`` if ``ragged``.
-
-    Raises:
-        VitrimError: ``weight`` does not have the shape of the sizes.
+        weight: (B, N) pooling weights, prefix included, else `VitrimError`; None pools by size.
+        valid, normalise, maximum, ragged: as in `Hard`.
+        dropped: (B, D) patch indices that go to the bank with their own values, members of groups too. By default, if
+            the state is ``banking``: all that are neither kept nor moved, or all ``moved`` if ``ragged``.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=1)
@@ -333,6 +328,8 @@ def merge(
             f"{tuple(state.size.shape)}, got {tuple(weight.shape)}"
         )
     if dropped is None and ragged:
+        # Those that join none cannot be told from the others by a fixed shape, so all go to the bank; `advance` hides
+        # the places of the members.
         dropped = moved if state.banking else None
     elif dropped is None and valid is None:
         dropped = _left_out(state, torch.cat([keep, moved], dim=1) if state.banking else keep)
@@ -351,6 +348,7 @@ def merge(
 
 def merge_of(index: Tensor, r: int) -> Hard:
     """The merge that a loop wrote into ``index`` (B, N + r): anchors, the r moved tokens, and what they join."""
+    # N + r = kept + 2 r, because every moved token stands twice: as itself and by what it joins.
     kept = index.shape[1] - 2 * r
     return Hard(index[:, :kept], moved=index[:, kept : kept + r], into=index[:, kept + r :])
 
@@ -360,6 +358,7 @@ def _left_out(state: TokenState, staying: Tensor) -> Tensor | None:
     count = state.num_patches - staying.shape[1]
     if not state.banking or count == 0:
         return None
+    # A stable sort of the flags lists the tokens left out first, in order, without a data-dependent shape.
     stays = torch.zeros(staying.shape[0], state.num_patches, dtype=torch.int8, device=staying.device)
     return stays.scatter(1, staying, 1).sort(dim=1, stable=True).indices[:, :count]
 

@@ -1,8 +1,4 @@
-"""The attention of one block as a method sees it, and the choice of kernel.
-
-Everything is computed on request. The output is one fused call; a class-token row, column means or the full map exist
-only for methods that need them.
-"""
+"""The attention of one block as a method sees it, computed on request, and the choice of kernel."""
 
 from __future__ import annotations
 
@@ -38,11 +34,9 @@ class Attention:
     """Queries, keys and values of one block.
 
     Attributes:
-        q, k, v: (B, H, M, d), (B, H, N, d), (B, H, N, d), as the host's attention uses them: after q/k norm and rotary
-            embedding. ``v`` is None only until a reducer with ``fresh_values`` has fused the tokens.
-        scale: factor of the logits.
+        q, k, v: (B, H, M, d), (B, H, N, d), (B, H, N, d), after q/k norm and rotary embedding. ``v`` is None only until
+            a reducer with ``fresh_values`` has fused the tokens.
         bias: (B, 1, 1, N) or (B, H, M, N), added to the logits: log(size), mask, relative position; None for none.
-        dropout: probability, 0 outside training.
         drop: the host's own dropout module for the map (B, H, M, N), where it computes the map and calls one.
         k_raw: keys before rotary embedding, which matching compares; None if they are ``k``.
         queries: (B, M) token index of each query row; None for all tokens in order.
@@ -64,7 +58,8 @@ class Attention:
     own: OwnAttention | None = None
 
     def parts(self) -> dict[str, Any]:
-        """The fields by name, to make another kind of attention. (torch.compile of 2.11 cannot read `vars`.)"""
+        """The fields by name, to make another kind of attention."""
+        # torch.compile of 2.11 cannot read `vars`.
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
@@ -117,6 +112,7 @@ class Attention:
     def rows(self, count: int) -> Attention:
         """The same attention for the first ``count`` query rows; exact, because rows are independent."""
         bias = self.bias
+        # A bias with one row serves every query; one per query, such as relative positions, follows the rows.
         if bias is not None and bias.shape[2] != 1:
             bias = bias[:, :, :count]
         queries = None if self.queries is None else self.queries[:, :count]
@@ -157,13 +153,10 @@ class Attention:
         return self.class_row().mean(dim=1)
 
     def column_mean(self) -> Tensor:
-        """(B, N) attention each token receives, averaged over heads and queries, in at least float32.
-
-        Maps are computed for as many heads at a time as fit into `MAP_BYTES`: the whole map never has to fit into
-        memory.
-        """
+        """(B, N) attention each token receives, averaged over heads and queries, in at least float32."""
         batch, heads, m, _ = self.q.shape
         n = self.k.shape[2]
+        # The whole map never has to fit into memory: a few heads at a time, as `MAP_BYTES` allows.
         # a compiler fuses the steps, and must not specialise on the batch size
         compiling, wide = torch.compiler.is_compiling(), decision_dtype(self.q.dtype)
         step = 1 if compiling else at_once(heads, batch * m * n * wide.itemsize, self.q.device)
@@ -180,10 +173,11 @@ class Attention:
         return at_once(batch, heads * m * self.k.shape[2] * decision_dtype(self.q.dtype).itemsize, self.q.device)
 
     def narrow(self, dim: int, first: int, count: int) -> Attention:
-        """``count`` images (``dim`` 0) or heads (``dim`` 1), to decide by; without values unless that is all."""
+        """``count`` images (``dim`` 0) or heads (``dim`` 1), to decide by; without values, unless that is all."""
         if first == 0 and count >= self.q.shape[dim]:
             return self
         own = (slice(None),) * dim + (slice(first, first + count),)
+        # A dimension of 1 is broadcast over images or heads and stays as it is.
         bias = self.bias if self.bias is None or self.bias.shape[dim] == 1 else self.bias[own]
         k_raw = None if self.k_raw is None else self.k_raw[own]
         queries = self.queries if self.queries is None or dim > 0 else self.queries[own]
@@ -226,10 +220,8 @@ class KnownMap(Attention):
 
 
 def map_is_faster(attention: Attention) -> bool:
-    """True if a method that decides by the map should attend with it too, instead of calling the fused kernel.
-
-    On a CPU one map costs less than a map and a fused kernel; on a GPU the map is the slow part, and memory is scarce.
-    """
+    """True if a method that decides by the map should attend with it too, instead of calling the fused kernel."""
+    # On a CPU one map costs less than a map and a fused kernel; on a GPU it is the slow part, and takes memory.
     if attention.q.dtype == torch.bfloat16 and not CPU_HAS_BFLOAT16:  # the fused kernel computes in float32 inside
         return False
     return attention.q.device.type in ("cpu", "meta")  # MACs are counted on meta
@@ -274,7 +266,6 @@ def project_parts(
 
     Args:
         part: maps (tokens, first, end) to the parts first..end of q, k, v (0, 1, 2).
-        y: the tokens.
         rows: project the queries of the first ``rows`` tokens only; None for all.
         skip_values: leave v None; ignored if ``rows`` is given.
     """
@@ -293,13 +284,11 @@ UNFUSED_BYTES = 16 * 2**20
 
 
 def unfused_is_faster(device: torch.device, dtype: torch.dtype, *map_shape: int) -> bool:
-    """True if plain matrix products beat the fused kernel for a map (B, H, M, N). Decided here and nowhere else.
-
-    In bfloat16 the fused kernel wins by 1.02 to 1.16 times on CPUs with AMX, and by 1.4 to 1.5 on those without
-    bfloat16 instructions; in float32 the two are close. On CPUs with AVX-512's bfloat16 instructions but no AMX, the
-    fused kernel computes in float32 internally and oneDNN's matrix products do not: they win by 1.1 to 1.6 times while
-    the map fits into the cache, and lose by up to 1.3 times beyond (docs/results/overhead.md).
-    """
+    """True if plain matrix products beat the fused kernel for a map (B, H, M, N). Decided here and nowhere else."""
+    # In bfloat16 the fused kernel wins by 1.02 to 1.16 times on CPUs with AMX, and by 1.4 to 1.5 on those without
+    # bfloat16 instructions. With AVX-512's bfloat16 instructions but no AMX it computes in float32 inside, and oneDNN's
+    # products do not: they win by 1.1 to 1.6 times while the map fits into the cache, and lose by up to 1.3 times
+    # beyond (docs/results/overhead.md). In float32 the two are close.
     if device.type != "cpu" or dtype != torch.bfloat16 or not CPU_HAS_BFLOAT16 or CPU_HAS_AMX:
         return False
     if torch.compiler.is_compiling() or is_traced():  # a graph must not specialise on the batch size

@@ -1,7 +1,6 @@
 """The data flow. `ReducedBlock.step` is the only place where the sequence of a reduced block is written.
 
-A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that names its submodules. The end of the
-file handles what a module carries besides its class: hooks and adapters (`is_bare`), and the wrapper class of FSDP2.
+A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that names its submodules.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ M = TypeVar("M", bound=nn.Module)
 class Reducer(nn.Module, Generic[C]):
     """Decides which tokens of one block stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
 
-    It reads its options from ``config`` and its amount from ``layer``; `Reduction.set` replaces both.
+    Its options are in ``config``, its amount in ``layer``; `Reduction.set` replaces both.
 
     Class attributes:
-        site: where it acts. ``before`` the block, on its input; at the ``query``, when q and k exist but attention has
-            not run (a selection then computes only the query rows it keeps; a merge pools the output rows); ``between``
-            attention and MLP; ``after`` the block.
-        fresh_values: its `attend_reduced` projects the values itself, from the reduced tokens: the block need not.
+        site: ``before`` the block, on its input; at the ``query``, when q and k exist but attention has not run (a
+            selection then computes only the query rows it keeps; a merge pools the output rows); ``between`` attention
+            and MLP; ``after`` the block.
+        fresh_values: its `attend_reduced` projects the values itself, from the reduced tokens.
         attends_anew: its `attend_reduced` projects and attends again among the reduced tokens, after a map has decided.
         everywhere: it also acts in blocks without an amount, which otherwise get an `Idle` reducer.
     """
@@ -84,11 +83,9 @@ class Reducer(nn.Module, Generic[C]):
         self.planned = layer.amount is not None and not config.is_adaptive()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply ``fn`` (``to``, ``to_empty``, ...), and initialise the tensors that leave the meta device.
-
-        ``to_empty`` leaves memory uninitialised, and a host's checkpoint contains neither the tables nor the parameters
-        of a method.
-        """
+        """Apply ``fn`` (``to``, ``to_empty``, ...), and initialise the tensors that leave the meta device."""
+        # `to_empty` leaves memory uninitialised, and a host's checkpoint contains neither the tables nor the parameters
+        # of a method: take them from a new reducer of the same plan.
         was_meta = any(tensor.is_meta for tensor in self.state_tensors().values())
         super()._apply(fn, recurse)
         if not was_meta or any(tensor.is_meta for tensor in self.state_tensors().values()):
@@ -151,12 +148,10 @@ class Reducer(nn.Module, Generic[C]):
         return assignment.apply(x, state)
 
     def query(self, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor, TokenState]:
-        """Decide and attend, where the site is ``query``: tokens (B, M, C), attention output (B, M, H*d), state.
-
-        ``attention`` is that of all tokens of ``inputs``.
-        """
+        """Decide and attend among all tokens, at the site ``query``: tokens (B, M, C), attention (B, M, H*d), state."""
         block, x, state, rows, _ = inputs
         assignment = self(x, attention, state)
+        # The last block attends for the head's rows alone, but `assign` has seen all.
         if rows is not None:
             attention = attention.rows(rows)
         if assignment is None:
@@ -170,10 +165,7 @@ class Reducer(nn.Module, Generic[C]):
     def attend_reduced(
         self, assignment: Hard, attention: Attention, inputs: BlockInput
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """Move the tokens and attend, after `query` decided. ``attention`` has the queries of ``inputs.rows`` alone.
-
-        A selection computes the query rows it keeps; a merge pools the output rows.
-        """
+        """Move the tokens and attend, after `query` decided. ``attention`` has the queries of ``inputs.rows`` alone."""
         _, x, state, rows, _ = inputs
         reduced, after = assignment.apply(x, state)
         if assignment.is_selection and rows is None:
@@ -191,10 +183,7 @@ class Reducer(nn.Module, Generic[C]):
         return attention.output()
 
     def remember(self, attention: Attention, state: TokenState) -> Any:
-        """The part of ``attention`` that `reduce` receives at the site ``after``; called before the MLP.
-
-        By default all of it. A method that needs less frees q, k and v before the MLP.
-        """
+        """The part of ``attention`` that `reduce` receives at the site ``after``; less of it frees memory."""
         return attention
 
 
@@ -213,9 +202,6 @@ class BlockInput(NamedTuple):
     """The tokens among which a block attends.
 
     Attributes:
-        block: the block.
-        x: (B, N, C).
-        state: of the tokens.
         rows: only the first ``rows`` tokens attend; None for all.
         given: what the host passes to the block besides tokens, see `ReducedBlock.project`.
     """
@@ -230,8 +216,7 @@ class BlockInput(NamedTuple):
 class ReducedBlock(nn.Module):
     """Mixin that replaces the forward of a host's transformer block. A host file writes four methods, marked below.
 
-    `adopt` gives an existing block a static subclass of its own class, and `release` gives the class back: module
-    identity, parameters, hooks, state_dict keys and mode stay.
+    `adopt` gives an existing block a static subclass of its own class, and `release` gives the class back.
     """
 
     host_class: ClassVar[type[nn.Module]]
@@ -270,8 +255,8 @@ class ReducedBlock(nn.Module):
     def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         """The attention of tokens ``x`` (B, N, C), pre-norm included; with ``rows``, only that many queries.
 
-        ``given`` is what the host passes to its blocks besides tokens, as ``forward`` gave it to `run`. It is made for
-        all N0 input tokens: read tables of positions through ``state.patch_rows`` and ``state.pair_bias``.
+        ``given`` is what the host passes to its blocks besides tokens, made for all N0 input tokens: read tables of
+        positions through ``state.patch_rows`` and ``state.pair_bias``.
         """
         raise NotImplementedError
 
@@ -292,20 +277,17 @@ class ReducedBlock(nn.Module):
         """The modules that the dense ``block`` calls and the reduced one does not, because it calls their parts.
 
         Hooks or a forward put on one of them would be skipped, so `reduce_` and every reduced forward refuse them.
-        ``block`` may be reduced or not.
         """
         return []
 
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
     def step(self, x: Tensor, state: TokenState, given: Any = None) -> StepOutput:
-        """One block as a pure function of tokens (B, N, C) and their state.
-
-        If the head reads only the first ``head_rows`` tokens, the last block computes no others, and decides nothing at
-        ``between`` or ``after``. This is exact and no reduction: size, source and position stay.
-        """
+        """One block as a pure function of tokens (B, N, C) and their state."""
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
+        # A head that reads only the first rows makes the others of the last block useless: they are not computed, and
+        # nothing is decided at "between" or "after". Exact, and no reduction: size, source and position stay.
         rows = None if state.asked.full_grids else self.head_rows
         watched = self.depth in state.asked.watched
 
@@ -352,6 +334,7 @@ class ReducedBlock(nn.Module):
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
+        # Only vmap's failure needs other words, and looking for it costs as much as an operator.
         if torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(x):
             return self._run(x, given)
         try:
@@ -365,12 +348,14 @@ class ReducedBlock(nn.Module):
 
     def _run(self, x: Tensor, given: Any) -> Tensor:
         x, state = self.receive(x, self.incoming(x), given)
+        # Patches return in front of the last block, which then attends among all of them.
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
         return self.outgoing(*self.step(x, state, given))
 
     def receive(self, x: Tensor, state: TokenState, given: Any) -> StepOutput:
-        """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
+        """The tokens (B, N, C) that the block works on, from its input and the state that `incoming` found."""
+        # A full grid cannot give these tokens back (mixed, or restored in the middle), so they wait in the state.
         if state.held is not None:
             return state.held, replace(state, held=None)
         if state.asked.full_grids and state.reduced:
@@ -378,11 +363,10 @@ class ReducedBlock(nn.Module):
         return x, state
 
     def incoming(self, x: Tensor) -> TokenState:
-        """The state of the incoming tokens: stamped on the tensor, else left by the previous block.
-
-        The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
-        wrappers that pass on a new tensor (FSDP2). A recomputation finds the stamp that the fallback sets.
-        """
+        """The state of the incoming tokens: stamped on the tensor, else left by the previous block."""
+        # The stamp survives host checkpointing and two forwards before one backward; the state left in the trace
+        # survives hooks and wrappers that pass on a new tensor (FSDP2). A recomputation finds the stamp that the latter
+        # sets.
         stamp = getattr(x, STAMP, None)
         if self.depth > 0:
             state = stamp if isinstance(stamp, TokenState) else self._left_before(x)
@@ -445,6 +429,7 @@ class ReducedBlock(nn.Module):
         fewer = asked.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
         full = asked.full_grids and not (self.last and asked.spares_last)
         if state.reduced and (full or (self.unmerge_at_end and not fewer)):
+            # One row per input token, in their order: every token's value at the places of its group.
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:
             setattr(x, STAMP, state)
@@ -482,19 +467,16 @@ class ReducedBlock(nn.Module):
 class Installed:
     """Base class of hooks and method replacements that a reduction puts on modules.
 
-    Objects rather than functions: the model can still be copied and pickled, and `vitrim.core.host.take_off` finds them
-    in a copy.
+    Objects, not functions: the model can be copied and pickled, and `vitrim.core.host.take_off` finds them in a copy.
     """
 
 
 class ForwardWatch(Installed):
-    """Runs before and after a reduced block on which a forward was put since, and sees whether the reduced one ran.
-
-    A wrapper that calls the forward that it replaced goes on as it is: accelerate's, autocast, checkpointing.
-    """
+    """Runs before and after a reduced block whose forward was replaced since, and sees whether the reduced one ran."""
 
     def __call__(self, block: ReducedBlock, args: tuple[Any, ...], *output: Any) -> None:
         call = block.trace.call
+        # A wrapper that calls the forward it replaced (accelerate, autocast, checkpointing) leaves a state.
         if not output:
             if block.depth == 0:
                 call.latest = None  # of the forward before
@@ -519,10 +501,6 @@ def reduced_in(block: nn.Module) -> ReducedBlock | None:
 def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # type: ignore[assignment]
     """True if reading the weights of ``module`` equals calling it: it is a ``kind`` and nothing more.
 
-    This function alone knows what makes a module more than its weights: a subclass (adapter, quantised layer,
-    parametrisation), a forward or hooks on the instance (LoRA, offloading), a forward put on its class, hooks on all
-    modules, or weights of another class (quantised, sharded).
-
     Example:
         >>> layer = nn.Linear(2, 2)
         >>> is_bare(layer), is_bare(nn.Identity())
@@ -531,6 +509,9 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
         >>> is_bare(layer)
         False
     """
+    # More than its weights: a subclass (adapter, quantised layer, parametrisation), a forward or hooks on the instance
+    # (LoRA, offloading), a forward put on its class, hooks on all modules, or weights of another class (quantised,
+    # sharded).
     if type(module) is not kind or is_altered(module):
         return False
     if kind.forward.__module__.partition(".")[0] != kind.__module__.partition(".")[0]:
@@ -551,11 +532,7 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
 
 
 def is_altered(module: nn.Module, *, by_others: bool = False) -> bool:
-    """True if a forward or hooks were put on the instance ``module``.
-
-    Args:
-        by_others: hooks of the module's own library do not count, because they only record.
-    """
+    """True if a forward or hooks were put on ``module``; ``by_others``: those of its own library only record."""
     if "forward" in module.__dict__:
         return True
     found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
@@ -576,8 +553,6 @@ DECORATORS = (sys.stdlib_module_names | {"torch"}) - {"__main__"}
 def replaced(kind: type, call: str = "forward") -> str | None:
     """The name of the function that someone put in place of a method of the class ``kind``; None if it is its own.
 
-    Its own is code of the package that the class is from, under decorators of that package, of torch or of Python.
-
     Example:
         >>> class Head(nn.Linear):
         ...     def forward(self, input):
@@ -585,6 +560,7 @@ def replaced(kind: type, call: str = "forward") -> str | None:
         >>> replaced(Head) is None, replaced(nn.Linear) is None
         (True, True)
     """
+    # Its own is code of the class's package, under decorators of that package, of torch or of Python.
     owner = next(base for base in kind.__mro__ if call in vars(base))
     return foreign(vars(owner)[call], owner.__module__.partition(".")[0])
 
@@ -612,10 +588,8 @@ def draw_linear_(module: nn.Module) -> None:
 
 @contextmanager
 def running(training: bool, *modules: nn.Module) -> Iterator[None]:
-    """Put ``modules``, not their children, into training mode or out of it, and restore each mode afterwards.
-
-    Modules that are in that mode already are not touched, so in evaluation threads may share a model.
-    """
+    """Put ``modules``, not their children, into training mode or out of it, and restore each mode afterwards."""
+    # Those in that mode already are not touched, so threads may share a model in evaluation.
     changed = [module for module in modules if module.training != training]
     for module in changed:
         module.training = training
@@ -666,8 +640,8 @@ def access(name: str, root: str = "model") -> str:
 class Exchange(nn.Module):
     """Marks modules that exchange information between two streams of tokens: ViTTM's heads, LookupViT's attention.
 
-    The MAC counter (`vitrim.engines.macs`) lists products inside their ``forward`` separately: published figures count
-    them even where they leave out the blocks' self-attention.
+    The MAC counter lists products inside their ``forward`` separately: published figures count them even where they
+    leave out self-attention.
 
     Example:
         >>> class Mean(Exchange):

@@ -1,8 +1,8 @@
 """Cells: squares of patches that a connector joins behind the tower, and that are therefore reduced as wholes.
 
-The tokens of a cell are consecutive in all blocks. A method decides about cells: it sees the mean token of each cell
-and the keys of its patches side by side. The decision holds for every member: the first patch of a cell joins the first
-of another, the second the second. Amounts count cells. The connector reads whole cells, as in the unreduced model.
+The tokens of a cell are consecutive in all blocks. A method sees the mean token of each cell and the keys of its
+patches side by side; its decision holds for every member: the first patch of a cell joins the first of another, the
+second the second. Amounts count cells.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ PATCHES_READ = (
 
 @dataclass(frozen=True)
 class CellAttention(Attention):
-    """The attention of a block as shown to a method that decides about cells.
-
-    q, k and v are those of patches; everything that methods compare or score by is per cell, behind the prefix.
-    """
+    """The attention of a block as a method that decides about cells sees it: q, k, v of patches, scores of cells."""
 
     area: int = field(kw_only=True)
     num_prefix: int = field(kw_only=True)
@@ -57,6 +54,7 @@ class CellAttention(Attention):
         return side_by_side(super().values, self.area, self.num_prefix)
 
     def mean_keys(self) -> Tensor:
+        # The property of the base class: `keys` here has the patches side by side already.
         keys = Attention.keys.fget(self).mean(dim=1, dtype=decision_dtype(self.k.dtype))  # type: ignore[attr-defined]
         return side_by_side(keys, self.area, self.num_prefix)
 
@@ -101,6 +99,7 @@ def side_by_side(x: Tensor, area: int, num_prefix: int) -> Tensor:
         tensor([[[1., 1.],
                  [2., 3.]]])
     """
+    # A prefix token has no members: its own value in all parts gives the width that cells have.
     front = x[..., :num_prefix, :].repeat(*([1] * (x.dim() - 1)), area)
     cells = x[..., num_prefix:, :].unflatten(-2, (-1, area)).flatten(-2)
     return torch.cat([front, cells], dim=-2)
@@ -109,11 +108,7 @@ def side_by_side(x: Tensor, area: int, num_prefix: int) -> Tensor:
 class CellReducer(Reducer[Any]):
     """Reduces whole cells as an inner reducer decides.
 
-    Args:
-        inner: the reducer that decides.
-        area: patches of a cell.
-        gathers: patches come in raster order of a square image, so the first block makes the members of a cell
-            consecutive.
+    ``gathers``: patches come in raster order of a square image, so the first block makes a cell's members consecutive.
     """
 
     def __init__(self, inner: Reducer[Any], area: int, num_prefix: int, gathers: bool) -> None:
@@ -150,6 +145,7 @@ class CellReducer(Reducer[Any]):
         """The state of the cells; all members of a cell have the same size."""
         p = self.num_prefix
 
+        # Members agree in size and mask, so the first patch of a cell speaks for it.
         def first(values: Tensor) -> Tensor:
             return torch.cat([values[:, :p], values[:, p :: self.area]], dim=1)
 
@@ -177,6 +173,7 @@ class CellReducer(Reducer[Any]):
         """The tokens of ``cells`` (B, n), indices among all cells, of which the first ``front`` are prefix tokens."""
         p = self.num_prefix
         inside = torch.arange(self.area, device=cells.device)
+        # Cell c holds the patches c * area ... c * area + area - 1 behind the prefix, as `gathered` ordered them.
         patches = p + (cells[:, front:, None] - p) * self.area + inside
         return torch.cat([cells[:, :front], patches.flatten(1)], dim=1)
 
@@ -198,6 +195,7 @@ def gathered(state: TokenState, area: int) -> Hard:
         raise UnsupportedModelError(
             f"expected patches of a square image in whole cells of {cell} x {cell}, got {state.num_patches} patches"
         )
+    # (row of cells, row in a cell, column of cells, column in a cell); the transposition puts a cell's members last.
     order = torch.arange(side * side, device=state.size.device).view(side // cell, cell, side // cell, cell)
     return prune(state, order.transpose(1, 2).reshape(1, -1).expand(state.size.shape[0], -1))
 

@@ -30,10 +30,8 @@ class FittedMethod:
     """A method that fits a model.
 
     Attributes:
-        facts: of the model, see `facts_for_reader`.
         head_rows: rows that the last block computes; None if it computes all.
         restore: how pruned patches return; None if nobody reads their places.
-        reducers: one per block.
     """
 
     facts: HostFacts
@@ -52,8 +50,8 @@ def fit(
 ) -> FittedMethod:
     """Check that the method fits ``model`` and what reads its tokens, and plan every block. Nothing is changed.
 
-    ``within`` is the vision-language model that gets fewer tokens, ``selector`` the one of its image tokens;
-    ``holder``: see `facts_for_reader`.
+    ``within`` is the vision-language model that gets fewer tokens, ``selector`` that of its image tokens; ``holder``:
+    see `facts_for_reader`.
     """
     own, blocks = host.facts(model), host.blocks(model)
     facts = facts_for_reader(config, host, model, holder, _cell(within, selector, own))
@@ -88,15 +86,10 @@ def facts_for_reader(
     """The facts of a ``tower`` as they apply to whatever reads its tokens.
 
     Args:
-        holder: the model around the tower, if given to `reduce_`. Its projector or decoder may count the tokens, join
-            neighbours or lay them out as a map, so it gets all of them. A wrapper without parameters of its own reads
-            none.
+        holder: the model around the tower. Its projector or decoder may count the tokens or lay them out as a map, so
+            it gets all of them; a wrapper without parameters of its own reads none.
         cell: only where a language model gets fewer tokens: the side in patches of the squares that the connector joins
             into one token, 1 for none. Nothing then reads tokens at their places.
-
-    Raises:
-        UnsupportedModelError: the method makes tokens that belong to no place, and a language model reads them.
-        VitrimError: the options bring pruned patches back, and a language model is to get fewer.
     """
     facts = host.facts(tower)
     if cell is None:
@@ -129,10 +122,7 @@ def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
 
 
 def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
-    """Compare ``model`` with the one that the file of ``config`` was made for, if it is from such a file.
-
-    Warns of a difference, and refuses another number of blocks.
-    """
+    """Warn if ``config`` is from a file made for another model than ``model``, and refuse another number of blocks."""
     if config.made_for is None:
         return
     here = described(host, model)
@@ -147,11 +137,9 @@ def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> No
 
 
 def check_proportional(config: MethodConfig, model: nn.Module) -> None:
-    """Warn where sizes would weigh the attention of a masked autoencoder, unless ``proportional`` was given.
-
-    ToMe, ATM and PPT were published without proportional attention for MAE. Only what the library records is checked: a
-    fine-tuned MAE that pools its patches looks like any other model.
-    """
+    """Warn where sizes would weigh the attention of a masked autoencoder, unless ``proportional`` was given."""
+    # ToMe, ATM and PPT were published without it for MAE. Only what the library records can be seen: a fine-tuned MAE
+    # that pools its patches looks like any other model.
     if config.proportional and "proportional" not in config.model_fields_set and ask(model).masked_autoencoder(model):
         warnings.warn(
             f"{config.describe()} adds log(size) to the attention of a masked autoencoder (MAE), which the papers "
@@ -182,14 +170,12 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
 
 
 def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> None:
-    """Raise `UnsupportedModelError` if the head of the model cannot carry ``config`` (see `misfit`).
-
-    ``within``: the model is the tower of another one, which may count its tokens (see `facts_for_reader`).
-    """
+    """Refuse a head that cannot carry ``config`` (see `misfit`); ``within`` another model, it may count its tokens."""
     problem = misfit(config, facts.head)
     if problem is not None and within:
         problem += ": so may what follows this tower; use a merging method, or reduce the tower itself"
     needs = config.needs()
+    # A dense head reads the grid, and the scores still need the class token of the tower.
     if problem is None and needs.class_token and not facts.has_class_token:  # of dense heads
         problem = misfit(config, "no class token")
     if problem is None and needs.prefix and facts.num_prefix == 0:
@@ -208,11 +194,6 @@ def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple
     """The rows that the last block computes, and how pruned patches return.
 
     The former is None if all are computed, the latter if nobody reads their places.
-
-    Raises:
-        UnsupportedModelError: ``last_block`` leaves out rows that the head reads, or patches are to return before the
-            last block of a model with one block.
-        VitrimError: patches are to return into a last block that computes the class token only.
     """
     if config.last_block == "class_token" and facts.head_rows is None:
         raise UnsupportedModelError(
@@ -247,10 +228,7 @@ def check_grid(config: MethodConfig, host: type[Host], model: nn.Module) -> None
 
 
 def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 4) -> None:
-    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
-
-    ``stacklevel`` is the distance to the user's line, which the warning names.
-    """
+    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size."""
     initial = current = layers[0].initial_patches
     amounts, grid = layers[0].amounts, layers[0].grid_size
     if config.is_adaptive():
@@ -281,10 +259,7 @@ def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int
 def check_reducers(
     config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]], rows: int | None
 ) -> None:
-    """Refuse reducers that the ``blocks`` cannot carry. ``rows``: those that the last block computes, None for all.
-
-    The last reducer may need all rows; and parameters cannot be added to a sharded model.
-    """
+    """Refuse reducers that the ``blocks`` cannot carry; the last block computes ``rows``, None for all."""
     if rows is not None and reducers[-1].needs_full_last_block:
         raise UnsupportedModelError(
             f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"

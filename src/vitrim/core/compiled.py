@@ -1,9 +1,7 @@
 """Plain loops that replace many small operators, compiled by Numba where it is installed (``vitrim[fast]``).
 
-On a CPU at batch 1, a decision costs what calling its operators costs, some eighty in a block that merges; a loop is
-one call. A loop is an ordinary function of NumPy arrays and numbers that fills output arrays. It sits beside the
-operators it replaces, which run everywhere else and define the correct result. Loops of a single method are at the end
-of its file; those of `core` are here.
+At batch 1 on a CPU, a decision costs what calling its operators costs, some eighty in a block that merges. The
+operators beside each loop define the correct result. Loops of a single method are at the end of its file.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Loop:
-    """A function of arrays and numbers, compiled on its first call; tensors are passed as arrays.
-
-    Tensors that it reads are made contiguous, so that it is compiled once per dtype; those it fills must be contiguous.
+    """A function of arrays and numbers, compiled on its first call; the tensors that it fills must be contiguous.
 
     Example:
         >>> def double(x, out):
@@ -52,15 +48,13 @@ class Loop:
     def __call__(self, *values: Any) -> None:
         if self._compiled is None:
             self._compiled = _compile(self.function)
+        # Contiguous, so that it is compiled once for a dtype and not once for each layout.
         self._compiled(*[value.contiguous().numpy() if isinstance(value, Tensor) else value for value in values])
 
 
 def suit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> bool:
-    """True if loops may replace operators on ``tensors``.
-
-    These must be small tensors on a CPU in ``dtypes``, not empty, without gradients. Compilers, exporters, tracers and
-    anything that watches operators (counters, `torch.func`) must see operators.
-    """
+    """True if loops may replace operators on ``tensors``: small, on a CPU, in ``dtypes``, without gradients."""
+    # Compilers, exporters, tracers and all that watches operators (counters, `torch.func`) must see operators.
     if not INSTALLED or torch.compiler.is_compiling() or is_traced():
         return False
     for x in tensors:
@@ -74,10 +68,8 @@ def suit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> bool:
 
 
 def memory_of(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """The memory (S,) behind a view (B, H, N, d) with contiguous rows, and the strides of images, heads and tokens.
-
-    NumPy cannot see that the rows of a view are contiguous, and would read them number by number.
-    """
+    """The memory (S,) behind a view (B, H, N, d) with contiguous rows, and the strides of images, heads and tokens."""
+    # NumPy cannot see that the rows of a view are contiguous, and would read them number by number.
     length = sum((count - 1) * step for count, step in zip(x.shape, x.stride(), strict=True)) + 1
     image, head, token, _ = x.stride()
     return x.as_strided((length,), (1,)), image, head, token
@@ -120,11 +112,13 @@ def _pool(
     total = np.empty(anchor.shape[1], weight.dtype)
     for b in range(anchor.shape[0]):
         for m in range(anchor.shape[1]):
+            # The anchor first; the moved tokens are added as shares of their distance to it, as in `Hard.pool`.
             a = anchor[b, m]
             new_size[b, m] = size[b, a]
             total[m] = weight[b, a]
             for c in range(x.shape[2]):
                 pooled[b, m, c] = x[b, a, c] if normalise else weight[b, a] * x[b, a, c]
+        # All sizes before any share: a share is of the whole group.
         for r in range(moved.shape[1]):
             new_size[b, into[b, r]] += size[b, moved[b, r]]
             total[into[b, r]] += weight[b, moved[b, r]]
@@ -153,6 +147,7 @@ def _expand(y: Any, anchor: Any, moved: Any, into: Any, places: Any) -> None:
     if moved.size > 0 and (moved.min() < 0 or moved.max() >= n or into.min() < 0 or into.max() >= y.shape[1]):
         raise IndexError("a token to move, or what it joins, is not among those there are")
     for b in range(len(y)):
+        # A place that no token covers was pruned; without such places nothing has to be cleared.
         if anchor.shape[1] + moved.shape[1] < n:
             places[b] = 0
         for m in range(anchor.shape[1]):
@@ -209,6 +204,8 @@ UNIT_MEAN = Loop(_unit_mean)
 
 def _match(similarity: Any, r: int, num_prefix: int, by_position: bool, index: Any) -> None:
     """Fill ``index`` (see `merge_of`) as `match_alternate` decides."""
+    # As in `alternate_split` and `merge_alternate`: sources are the even places of the whole sequence, and the
+    # remaining sources stand before the destinations.
     _, sources, destinations = similarity.shape
     first = num_prefix + num_prefix % 2  # source s is token first + 2 s
     kept = num_prefix + sources - r
@@ -220,6 +217,7 @@ def _match(similarity: Any, r: int, num_prefix: int, by_position: bool, index: A
             for d in range(1, destinations):
                 best = max(best, similarity[b, s, d])
             worst[s] = -best
+        # Negated and stable, so that equal similarities keep the order of the operators.
         order = np.argsort(worst, kind="mergesort")
         stays[:] = True
         for m in range(r):
@@ -253,6 +251,7 @@ MATCH = Loop(_match)
 def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any) -> None:
     """Fill ``index`` (see `merge_of`) as `match_both_ways` decides."""
     _, evens, odds = attraction.shape
+    # The even patches that stay come first, then the odd ones; indices into `attraction` count each kind by itself.
     even, odd = num_prefix + num_prefix % 2, num_prefix + 1 - num_prefix % 2  # the first token of each kind
     kept, anchors = num_prefix + evens - forth, num_prefix + evens + odds - r
     place, end = np.empty(evens, np.int64), np.empty(odds, np.int64)
@@ -276,6 +275,7 @@ def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any)
             if place[i] >= 0:
                 index[b, at], place[i] = even + 2 * i, at
                 at += 1
+        # Only even patches that stayed attract odd ones; none is needed if all r went forth.
         worst_odd[:] = np.inf
         for i in range(evens):
             if place[i] >= 0 and forth < r:

@@ -1,7 +1,6 @@
 """Tokens at every block of a reduced model, and the multiply-accumulates (MACs) saved: the numbers a handle prints.
 
-Tokens are planned, or counted as forwards record them. MACs are estimated from the sizes of the weights, without
-running anything; `vitrim.engines.macs` counts a forward.
+MACs are estimated from the sizes of the weights, without running anything; `vitrim.engines.macs` counts a forward.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ class TokenRun(NamedTuple):
     """Tokens per block for images of one size, of one window, prefix included.
 
     Attributes:
-        images: number of images.
         windows: windows of an image, which are reduced separately.
         entering: tokens that enter each block.
         left: tokens that each block computes with at its end.
@@ -50,6 +48,7 @@ def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBloc
     area, prefix, last = facts.cell**2, facts.num_prefix, blocks[-1]
     flow = config.flow(entered.patches // area, len(blocks), units_of(entered, facts), prefix, last.restore)
     assert flow is not None
+    # From patches, or cells of `area` patches, to tokens with the prefix; one list for each field of `Flow`.
     ways = [[prefix + count * area for count in way] for way in zip(*flow, strict=True)]
     if last.head_rows is not None:
         ways[1][-1] = ways[2][-1] = last.head_rows
@@ -66,6 +65,7 @@ def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[TokenRun]:
     rows = None if states[-1].asked.full_grids else blocks[-1].head_rows
     runs = []
     for number, windows, counts in images:
+        # The last block's head may read fewer rows than tokens are left.
         left = (*counts[1:-1], rows or counts[-1])
         runs.append(TokenRun(number, windows, tuple(counts[:-1]), left, left))
     return runs
@@ -114,6 +114,7 @@ def saved_share(runs: Sequence[TokenRun], blocks: Sequence[ReducedBlock], dim: i
             crossed = run.windows if block.crosses else 1
             rows = run.images * run.windows
             spent += rows * _macs(block, kind, dim, weights, entering, left, crossed)
+            # Per token four projections of attention and the MLP; per pair of tokens the two products of attention.
             dense += rows * ((4 * dim * dim + weights) * first + 2 * dim * first * first * crossed)
     return 1 - spent / dense
 
@@ -127,6 +128,7 @@ def _mlp_weights(block: ReducedBlock, dim: int) -> int:
 def _macs(block: ReducedBlock, kind: Kind, dim: int, mlp: int, entering: int, left: int, crossed: int) -> int:
     """MACs of ``block`` on one window whose tokens attend to those of ``crossed`` windows."""
     site, rows = block.reducer.site, block.head_rows
+    # Nothing was removed, or only after everything was computed.
     if entering == left or (block.parallel and site == "between"):
         site = "after"
     keys = left if site == "before" else entering

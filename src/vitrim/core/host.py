@@ -1,7 +1,4 @@
-"""`Host` and `VisionLanguage`: what a family of models declares so that its tokens can be reduced.
-
-Also the hooks that a reduction installs besides the blocks, and the checks for modifications it cannot coexist with.
-"""
+"""`Host` and `VisionLanguage`: what a family of models declares so that its tokens can be reduced."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from vitrim.errors import UnsupportedModelError
 class Host:
     """A family of models that can be reduced. Class methods only: a host has no state.
 
-    A family names its `reduced_blocks` and defines `blocks` and `facts`; `check`, `form` and `patch_maker` where
-    needed. Training and measuring ask the library instead (`vitrim.core.library`).
+    A family names its `reduced_blocks` and defines `blocks` and `facts`; if needed `check`, `form`, `patch_maker`.
     """
 
     name: ClassVar[str] = ""
@@ -32,8 +28,7 @@ class Host:
     purpose: ClassVar[Purpose] = "images"
     """The family's group in `vitrim list hosts`."""
     heads: ClassVar[tuple[Head, ...]] = ("class token", "patches", "no class token")
-    """The kinds of head among models of the family; a model that returns its tokens counts as a head that reads
-    patches."""
+    """The kinds of head of the family's models; one that returns its tokens counts as reading patches."""
     in_cells: ClassVar[bool] = False
     """Squares of patches are reduced as wholes (`HostFacts.cell`); shown in the list."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
@@ -72,20 +67,14 @@ class Host:
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        """Rows and columns of the patches, from a call of the `patch_maker`; None if it does not show them.
-
-        By default the output is a map of patches, (B, C, rows, columns).
-        """
+        """Rows and columns of patches from a call of the `patch_maker`, by default a map (B, C, rows, columns)."""
         if not isinstance(output, Tensor) or output.dim() != 4:
             return None
         return output.shape[2], output.shape[3]
 
     @classmethod
     def patches_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> int | None:
-        """Patches of an image, or at least as many, from a call of the `patch_maker`; None if it does not show them.
-
-        By default those of the grid. Further tokens in block 0, prefix aside, are no patches.
-        """
+        """Patches of an image, or at least as many, from a call of the `patch_maker`; None if it does not show them."""
         grid = cls.grid_of(maker, args, output)
         return None if grid is None else grid[0] * grid[1]
 
@@ -106,12 +95,7 @@ class Host:
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
-        """The reduced form of ``block``.
-
-        Raises:
-            UnsupportedModelError: the family has no such class. Subclasses are refused, too: their forward may do
-                something that the reduced form would silently leave out.
-        """
+        """The reduced form of ``block``; subclasses are refused: their forward may do more, which would be left out."""
         for reduced in cls.reduced_blocks:
             if class_of(block) is reduced.host_class:
                 return reduced
@@ -149,10 +133,7 @@ class VisionLanguage:
 
     @classmethod
     def check_selector(cls, model: nn.Module, selector: Selector, facts: HostFacts | None) -> None:
-        """Raise `VitrimError` if ``model`` cannot carry this ``selector``.
-
-        ``facts`` are those of the tower; None if nothing of them is needed.
-        """
+        """Raise `VitrimError` if ``model`` cannot carry this ``selector``; ``facts`` of the tower, where needed."""
 
     @classmethod
     def cell(cls, model: nn.Module) -> int:
@@ -184,7 +165,6 @@ class VisionLanguage:
         """The inputs of ``model`` for prompts of one text and some images, for the first step of generation.
 
         Args:
-            model: reduced or not.
             images: (B, n, C, H, W), n images for each of B prompts.
             text: text tokens, at least n: some precede every image.
             places: of an image, see `image_tokens`.
@@ -195,9 +175,7 @@ class VisionLanguage:
     def held(cls, model: nn.Module) -> list[Tensor]:
         """The places whose tokens the language model got, for every image of this thread's last prompt.
 
-        Returns:
-            (Q,) int64 on the CPU per image: for each of its Q places in the prompt, the place whose token stands for
-            it, or -1 for none.
+        (Q,) int64 on the CPU per image: for each of its Q places in the prompt, the place whose token it has, or -1.
         """
         raise NotImplementedError
 
@@ -225,10 +203,7 @@ def take_off(module: nn.Module) -> None:
 
 @dataclass(eq=False, repr=False)
 class GridHook(Installed):
-    """Passes the number of patches to block 0 after every call of the module that makes them; if ``asked``, their grid.
-
-    A method that reads no grid gets none.
-    """
+    """Passes the number of patches, and if ``asked`` their grid, to block 0 after every call of the patch maker."""
 
     host: type[Host]
     trace: Trace
@@ -245,18 +220,15 @@ class GridHook(Installed):
 class ZeroHook(Installed):
     """Keeps the zero rows of pruned patches zero behind a norm, which would turn them into its bias.
 
-    On the norms behind the blocks. A row is recognised by its zeros, not by the state: a host may norm the outputs of
-    several blocks after all of them have run, or slice them first.
-
-    Attributes:
-        trace: of the blocks.
-        always: pruned patches are zeros in every forward, not only on full grids.
+    ``always``: in every forward, not only on full grids.
     """
 
     trace: Trace
     always: bool
 
     def __call__(self, norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        # A row is recognised by its zeros, not by the state: a host may norm the outputs of several blocks after all of
+        # them have run, or slice them first.
         latest = self.trace.call.latest
         if latest is None or not (self.always or latest[1].asked.full_grids) or args[0].dim() != 3:
             return None
@@ -273,6 +245,7 @@ def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     """
     name = next(name for name, module in model.named_modules() if module is block)
     found: list[nn.Module] = []
+    # Along the path from the model to the block: at every level, what stands after the module on the path runs later.
     holder = model
     for part in name.split("."):
         children = list(holder._modules)
@@ -288,10 +261,7 @@ def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
 
 @dataclass(eq=False, repr=False)
 class DenseCall(Installed):
-    """A method of a reduced model that returns tokens on the full grid of patches, un-merged after every block.
-
-    Stored on the instance under the method's ``name``.
-    """
+    """A method of a reduced model that returns tokens on the full grid of patches; put on the instance."""
 
     model: nn.Module
     name: str
@@ -367,10 +337,7 @@ class FormOfModel:
 
 
 def alteration(part: nn.Module) -> str | None:
-    """The refusal of a bypassed module (`ReducedBlock.bypassed`) with hooks or a forward on the instance, else None.
-
-    Hooks of the host library itself do not count: they only record.
-    """
+    """The refusal of a bypassed module (`ReducedBlock.bypassed`) with hooks or a forward on the instance, else None."""
     if not is_altered(part, by_others=True):
         return None
     return (

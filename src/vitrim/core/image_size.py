@@ -14,17 +14,10 @@ from vitrim.errors import UnsupportedModelError, VitrimError, first_line
 
 
 def at_size(model: nn.Module, size: int) -> nn.Module:
-    """A copy of ``model`` for square images of ``size`` pixels, with the same weights.
+    """A copy of ``model`` for square images of ``size`` pixels, with the same weights, and not reduced.
 
     The library of the model resamples its positions (`Library.set_size`). The copy is tried on one image.
-
-    Args:
-        model: not changed; of a reduced model, the dense one is copied.
-        size: height and width in pixels.
-
-    Raises:
-        VitrimError: the images are no whole patches.
-        UnsupportedModelError: the model cannot take another size, and the reason.
+    `UnsupportedModelError` gives the reason why a model cannot, `VitrimError` refuses sizes that are no whole patches.
 
     Example:
         >>> import timm
@@ -72,6 +65,7 @@ def _check(model: nn.Module, size: int) -> None:
         if size % patch == 0:
             continue
         below = size // patch * patch
+        # The whole patches on both sides of the size that was asked for.
         nearest = [below, below + patch] if below else [patch]
         raise VitrimError(
             f"images of {size} px are no whole patches of {patch} px, which {kind} has: take "
@@ -98,6 +92,7 @@ def _try(model: nn.Module, size: int) -> None:
     like = next(model.parameters())
     if like.is_meta and not ask(model).runs_on_meta:
         return
+    # The memo of `deepcopy` says that these are copied already, so the trial shares them.
     weights = chain(model.parameters(), model.buffers())
     trial = copy.deepcopy(model, {id(weight): weight for weight in weights}).eval()
     channels, *_ = input_size_of(model)

@@ -20,11 +20,7 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 
 
 def reduced_forms(host: type[Host], model: nn.Module) -> list[type[ReducedBlock]]:
-    """The reduced form of every block of ``model``.
-
-    Raises:
-        UnsupportedModelError: the model, or a block of it, cannot be reduced.
-    """
+    """The reduced form of every block of ``model``, or `UnsupportedModelError`."""
     blocks = host.blocks(model)
     if len(set(map(id, blocks))) < len(blocks):
         raise UnsupportedModelError(
@@ -37,10 +33,8 @@ def reduced_forms(host: type[Host], model: nn.Module) -> list[type[ReducedBlock]
 
 
 def refuse_while_running(model: nn.Module) -> None:
-    """Refuse to change a model whose blocks another thread is running.
-
-    Inspects what other threads execute now, so forwards pay nothing, and one that failed leaves no trace.
-    """
+    """Refuse to change a model whose blocks another thread is running."""
+    # Inspects what other threads execute now, so forwards pay nothing, and one that failed leaves no trace.
     others = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
     if not others:
         return
@@ -97,14 +91,12 @@ def install_hooks(model: nn.Module, config: MethodConfig, trace: Trace, last: Re
 
 
 def release(model: nn.Module, blocks: Sequence[ReducedBlock]) -> Callable[[], None]:
-    """Turn ``blocks`` of ``model`` into the host's own, and take off hooks; return a function that adopts them again.
-
-    Blocks that the user put in since are not among ``blocks``.
-    """
+    """Turn ``blocks`` into the host's own, and take off hooks; return a function that adopts them again."""
     for module in model.modules():
         take_off(module)
     own: list[tuple[ReducedBlock, type[ReducedBlock], Reducer[Any], dict[str, Any]]] = []
     for block in blocks:
+        # Before the block is released: its own attributes go with it.
         settings = {name: getattr(block, name) for name in block.OWN}
         own.append((block, cast("type[ReducedBlock]", class_of(block)), block.reducer, settings))
         block.release()

@@ -25,21 +25,19 @@ METHOD = "reducer"
 
 
 class Library:
-    """Answers about every model of a library, reducible or not. `vitrim.core.registry.ask` makes one.
+    """Answers about every model of a library, reducible or not; `vitrim.core.registry.ask` makes one.
 
-    A subclass answers for one library; a further subclass, for a family that differs. Questions that a model cannot
-    answer raise `UnsupportedModelError`, or its base class `VitrimError`.
-
-    Attributes:
-        host: the family of the model; None if it has none.
+    Questions that a model cannot answer raise `UnsupportedModelError`, or its base class `VitrimError`. ``host`` is the
+    family of the model; None if it has none.
     """
 
     name: ClassVar[str] = ""
     runs_on_meta: ClassVar[bool] = True
     """The forward reads no values, so it runs on the meta device."""
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
-    """The library's names for parameters outside the trunk: patterns of one part of a dotted name, ``{"tokens":
-    ("*_token",)}``. The first part that matches counts. Classifiers and the `Host.patch_maker` need no name."""
+    """Patterns of one part of a dotted name for parameters outside the trunk, ``{"tokens": ("*_token",)}``; the first
+    part that matches counts. Classifiers and the `Host.patch_maker` need no name.
+    """
 
     learns: ClassVar[bool] = True
     """vitrim can train the models on their task."""
@@ -76,10 +74,7 @@ class Library:
         return own if own is not None or self.host is None else self.host.facts(model).num_classes
 
     def class_names(self, model: nn.Module) -> Sequence[str] | None:
-        """The names of the classes that ``model`` predicts, in order; None if unknown.
-
-        By default its ``class_names``, which a model of a run has.
-        """
+        """The names of the classes that ``model`` predicts, in order; None if unknown."""
         return getattr(model, "class_names", None)
 
     def reset_head(self, model: nn.Module, num_classes: int) -> None:
@@ -99,10 +94,7 @@ class Library:
     # ---- embeddings
 
     def embedding(self, model: nn.Module, images: Tensor) -> Tensor:
-        """The embedding (B, D) of ``images`` (B, C, H, W), as the library defines it: see `embedding_name`.
-
-        By default the input of the classifier, averaged over classifiers, or the output of a model without one.
-        """
+        """The embedding (B, D) of ``images`` (B, C, H, W), by default the input of the classifier."""
         found: list[Tensor] = []
         hooks = [
             layer.register_forward_pre_hook(lambda layer, args: found.append(args[0]))
@@ -113,6 +105,7 @@ class Library:
         finally:
             for hook in hooks:
                 hook.remove()
+        # Several classifiers (class token and distillation) read one vector each: their mean.
         vectors = self.vector(model, torch.stack(found).mean(0) if found else output)
         if vectors is None:
             raise no_embedding(model)
@@ -142,10 +135,7 @@ class Library:
         )
 
     def without_head(self, model: nn.Module) -> nn.Module:
-        """The backbone for a dense head: ``model`` without pooling and classifiers, or its part that makes tokens.
-
-        ``model`` itself may be changed.
-        """
+        """The backbone for a dense head: ``model`` without pooling and classifiers. ``model`` itself may be changed."""
         raise no_tokens(model)
 
     def tokens(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -171,15 +161,13 @@ class Library:
     # ---- parameters
 
     def roles(self, model: nn.Module) -> dict[str, Role]:
-        """The role of every parameter of ``model``, by name, reduced or not.
-
-        Derived from the blocks, the classifiers, the `Host.patch_maker` and the names in `parts`.
-        """
+        """The role of every parameter of ``model``, by name, reduced or not."""
         heads = {id(p) for module in self.classifiers(model) for p in module.parameters()}
         maker = None if self.host is None else self.host.patch_maker(model)
         stem = set() if maker is None else {id(p) for p in maker.parameters()}
         parts: dict[str, Part] = {}
         for name, parameter in model.named_parameters():
+            # What the model shows (heads, patch maker) is the first guess; a name in the library's table overrules it.
             known: Part = "head" if id(parameter) in heads else "stem" if id(parameter) in stem else "trunk"
             words = name.split(".")
             for part, patterns in self.parts.items():
@@ -200,15 +188,13 @@ class Library:
         }
 
     def layers(self, model: nn.Module, parts: Mapping[str, Part]) -> Mapping[str, int] | None:
-        """The layer of every parameter in ``parts``, see `Role`; None if the model does not name its layers.
-
-        By default, parameters registered before the blocks are layer 0, and a norm behind them is in the last layer.
-        """
+        """The layer of every parameter in ``parts``, see `Role`; None if the model does not name its layers."""
         blocks = self.trunk_layers(model)
         if not blocks:
             return None
         inside = {id(p): depth for depth, block in enumerate(blocks, 1) for p in block.parameters()}
         layers: dict[str, int] = {}
+        # Parameters registered before the blocks are layer 0, and a norm behind them is in the last layer.
         passed = 0
         for name, parameter in model.named_parameters():
             depth = inside.get(id(parameter))
@@ -242,8 +228,7 @@ class Library:
     def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """``weights`` with patch kernels and position tables resampled to the sizes of ``model``, as its library does.
 
-        A library that has no way of its own returns them as they are. Functions of libraries raise errors of many kinds
-        for tables that they cannot resample.
+        Functions of libraries raise errors of many kinds for tables that they cannot resample.
         """
         return weights
 
@@ -254,11 +239,7 @@ class Library:
     # ---- images
 
     def preprocessing(self, model: nn.Module) -> Preprocessing:
-        """The preprocessing of the images of ``model``.
-
-        By default the model's ``eval_transform``, from a PIL image in RGB to (C, H, W), with its ``mean`` and ``std``,
-        and its ``image_size``, one number or height and width; all optional.
-        """
+        """The preprocessing of the images of ``model``, by default by its ``eval_transform`` and ``image_size``."""
         own: Any = getattr(model, "eval_transform", None)
         normalises = own is not None and hasattr(own, "mean") and hasattr(own, "std")
         return Preprocessing(
@@ -280,10 +261,7 @@ class Library:
         return None if how.size is None else (how.channels, *how.size)
 
     def set_size(self, model: nn.Module, size: int) -> None:
-        """Make ``model`` take square images of ``size`` pixels, in place, with its positions resampled.
-
-        See `vitrim.core.image_size.at_size`. Functions of libraries raise errors of many kinds for models that cannot.
-        """
+        """Make ``model`` take square images of ``size`` pixels, in place; see `vitrim.core.image_size.at_size`."""
         raise UnsupportedModelError(f"{self.name or 'its library'} has no way to do so")
 
     def take_resampled(self, model: nn.Module, like: nn.Module | None = None) -> None:
@@ -301,10 +279,7 @@ class Library:
                 setattr(module, last, nn.Parameter(table.to(old), getattr(module, last).requires_grad))
 
     def inputs_of(self, model: nn.Module, images: Tensor) -> dict[str, Any] | None:
-        """The inputs of ``model`` by name, for ``images`` (B, C, H, W) as `preprocessing` makes them.
-
-        None if the model takes images themselves, as most do. Measuring hands every model images: see `taking_images`.
-        """
+        """The inputs of ``model`` by name, for ``images`` (B, C, H, W); None if it takes images themselves."""
         return None
 
     def padding(self, model: nn.Module, images: Tensor) -> int:
@@ -332,10 +307,7 @@ class Library:
         return found
 
     def front(self, model: nn.Module) -> tuple[str, Callable[[Tensor], Any]] | None:
-        """The name of the part before the heads, which a reduction speeds up, and a function of images to run it.
-
-        None: the model is measured as a whole.
-        """
+        """The name of the part before the heads, to measure it alone, and a function of images to run it."""
         return None
 
     # ---- switches
@@ -371,6 +343,7 @@ class ImageHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - a model may have optional inputs
         images = given.get(self.positional[0])
+        # A caller that names several inputs, or text, has made them himself.
         if len(given) != 1 or not isinstance(images, Tensor) or images.ndim != 4:
             return None
         inputs = self.library.inputs_of(model, images)
@@ -393,7 +366,7 @@ def no_embedding(model: nn.Module) -> UnsupportedModelError:
 
 
 def input_channels(model: nn.Module) -> int:
-    """Channels of the images that ``model`` takes; 3 if unknown.
+    """Channels of the images that ``model`` takes, from its first convolution; 3 if unknown.
 
     Example:
         >>> input_channels(nn.Sequential(nn.Conv2d(1, 8, 4))), input_channels(nn.Linear(3, 2))
@@ -404,12 +377,7 @@ def input_channels(model: nn.Module) -> int:
 
 
 def pair(size: Any) -> tuple[int, int] | None:
-    """Height and width from one number for both, or from two; None stays None.
-
-    Example:
-        >>> pair(224), pair([32, 48]), pair(None)
-        ((224, 224), (32, 48), None)
-    """
+    """Height and width from one number for both, or from two; None stays None."""
     if size is None or isinstance(size, int):
         return None if size is None else (size, size)
     return int(size[0]), int(size[1])

@@ -17,10 +17,8 @@ SHORTEST = 1e-12  # the least length that a vector is divided by
 
 
 def unit(keys: Tensor) -> Tensor:
-    """``keys`` (B, N, d) scaled to length 1, without gradient: which tokens merge is a decision. Zeros stay zeros.
-
-    Called once for all tokens, before they are split: at batch 1, matching costs its number of small operations.
-    """
+    """``keys`` (B, N, d) scaled to length 1, without gradient: which tokens merge is a decision. Zeros stay zeros."""
+    # Called once for all tokens, before they are split: at batch 1, matching costs its number of small operations.
     keys = keys.detach()
     if compiled.suit(keys):
         scaled = torch.empty_like(keys, memory_format=torch.contiguous_format)
@@ -39,6 +37,7 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
         tensor([[1., 1., 1., 1.]])
     """
     keys = attention.keys.detach()
+    # Only plain keys with contiguous rows: cells and stored maps have a mean of their own.
     plain = type(attention).mean_keys is Attention.mean_keys and keys.stride(3) == 1
     if not (plain and compiled.suit(keys)):
         return unit(attention.mean_keys()[:, num_prefix:])
@@ -65,11 +64,11 @@ def alternate_cosines(vectors: Tensor, num_prefix: int) -> Tensor:
 def split_alternately(
     values: Tensor, num_prefix: int, change: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Split ``values`` (B, N, ...) of all tokens into those of sources (B, S, ...) and of destinations (B, D, ...).
+    """Split ``values`` (B, N, ...) of all tokens into sources (B, S, ...) and destinations (B, D, ...).
 
-    ``change``, if given, is applied to all patches first. One operation selects both: engines may be slow at strided
-    rows, and pay for every operation.
+    ``change``, if given, is applied to all patches first.
     """
+    # One operation selects both: engines may be slow at strided rows, and pay for every operation.
     patches = torch.arange(num_prefix, values.shape[1], device=values.device)
     split = [patches[part] for part in alternate_split(num_prefix)]
     values = values.index_select(1, torch.cat(split))
@@ -80,9 +79,7 @@ def split_alternately(
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Similarity and index (B, S) of the best of ``destinations`` (B, D, d) for each of ``sources`` (B, S, d).
 
-    Args:
-        sources, destinations: vectors of length 1 (see `unit`), so that products are cosines.
-        real: (B, D), False for padding; None if there is none.
+    Both have length 1 (see `unit`); ``real`` (B, D) is False for padding.
     """
     similarity = cosines(sources.detach(), destinations.detach())
     if real is not None:
@@ -98,12 +95,10 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Autocast off for the device of ``x``: it would run products that decide in half precision.
-
-    Entered only where autocast is on, because entering costs as much as several small operations.
-    """
+    """Autocast off for the device of ``x``: it would run products that decide in half precision."""
     kind = x.device.type
     # meta has no autocast; torch.compile of 2.11 cannot query which devices have it
+    # Entered only where autocast is on, because entering costs as much as several small operations.
     if kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
@@ -117,21 +112,17 @@ def most_similar_first(best: Tensor) -> Tensor:
 def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """The sources (B, S), most similar first, and the destinations (B, r) of the first ``r`` of them, 0 <= r <= S.
 
-    Finding a partner costs more than the maximum of ``similarity`` (B, S, D), so only sources that move get one.
-
     Example:
         >>> pair_most_similar(torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
         (tensor([[1, 0]]), tensor([[0]]))
     """
     order = most_similar_first(similarity.amax(dim=-1))
+    # Finding a partner costs more than the maximum, so only sources that move get one.
     return order, take(similarity, order[:, :r]).argmax(dim=-1)
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Split the sources into the ``r`` most similar (B, r) and the rest (B, S - r) in ascending order.
-
-    ``best`` (B, S) is the similarity of each source to its partner; 0 <= r <= S.
-    """
+    """The ``r`` sources (B, r) of highest ``best`` (B, S), 0 <= r <= S, and the rest (B, S - r) in ascending order."""
     order = most_similar_first(best)
     return order[:, :r], order[:, r:].sort(dim=1).values
 
@@ -139,16 +130,13 @@ def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
 def merge_most_similar(
     state: TokenState, sources: Tensor, destinations: Tensor, best: Tensor, partner: Tensor, r: int
 ) -> Hard:
-    """Merge the ``r`` sources with the most similar partners, 0 <= r <= S; the others stay.
-
-    The new order is that of ToMe: remaining sources in order, then all destinations.
+    """Merge the ``r`` sources with the most similar partners, 0 <= r <= S; the others stay, before all destinations.
 
     Args:
         sources: (S,) or (B, S) patch indices of the sources.
         destinations: (D,) or (B, D) patch indices of the destinations.
         best: (B, S) similarity of each source to its partner.
         partner: (B, S) its destination, in [0, D).
-        r: number of sources that merge.
     """
     moved, kept = most_similar(best, r)
     keep = torch.cat([_lookup(sources, kept), destinations.expand(moved.shape[0], destinations.shape[-1])], dim=1)
@@ -156,12 +144,10 @@ def merge_most_similar(
 
 
 def merge_flagged(state: TokenState, sources: Tensor, destinations: Tensor, merges: Tensor, partner: Tensor) -> Hard:
-    """Merge the sources of a single image that ``merges`` (1, S) flags; otherwise as `merge_most_similar`.
-
-    An image that merges nothing keeps its order, because the next layer splits by place.
-    """
+    """Merge the sources of a single image that ``merges`` (1, S) flags; otherwise as `merge_most_similar`."""
     moved, kept = flagged(merges), flagged(~merges)
     keep = torch.cat([_lookup(sources, kept), destinations.expand(1, destinations.shape[-1])], dim=1)
+    # An image that merges nothing keeps its order, because the next layer splits by place.
     keep = torch.where(merges.any(), keep, torch.arange(keep.shape[1], device=keep.device))
     return merge(state, keep, _lookup(sources, moved), partner.gather(1, moved) + kept.shape[1])
 
@@ -179,13 +165,9 @@ def distances(patches: Tensor) -> Tensor:
 
 
 def nearest_centre(distance: Tensor, centres: Tensor) -> Tensor:
-    """(B, P) index in [0, K) of the nearest of the ``centres`` (B, K) for each patch; a centre belongs to itself.
-
-    Args:
-        distance: (B, P, P) distances between patches.
-        centres: (B, K) distinct patch indices; the first of equally near ones wins.
-    """
+    """(B, P) index in [0, K) of the nearest of the distinct ``centres`` (B, K), by ``distance`` (B, P, P)."""
     cluster = distance.gather(2, centres[:, None, :].expand(-1, distance.shape[1], -1)).argmin(dim=2)
+    # A centre belongs to itself, also where another lies at distance 0.
     own = torch.arange(centres.shape[1], device=centres.device).expand_as(centres)
     return cluster.scatter(1, centres, own)
 
@@ -199,6 +181,7 @@ def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: 
         weight: (B, P) weights of the patches.
     """
     is_centre = torch.zeros_like(cluster, dtype=torch.bool).scatter_(1, centres, 1)
+    # False sorts before True, and stably: the patches that are no centres, in order, as many in every image.
     others = is_centre.to(torch.int8).sort(dim=1, stable=True).indices[:, : cluster.shape[1] - centres.shape[1]]
     weight = torch.cat([weight.new_ones(weight.shape[0], state.num_prefix), weight], dim=1)
     return merge(state, centres, others, cluster.gather(1, others), weight=weight, normalise=False)
@@ -211,14 +194,8 @@ def density_peaks(distance: Tensor, log_density: Tensor, farthest: Tensor, count
         distance: (B, P, P) between patches.
         log_density: (B, P); the logarithm keeps the order and does not underflow.
         farthest: see `separations`.
-        count: at most P.
-
-    Example:
-        >>> points = torch.tensor([[[0.0], [0.1], [0.3], [5.0]]])
-        >>> log_density = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
-        >>> density_peaks(torch.cdist(points, points), log_density, torch.tensor(5.0), count=2)
-        tensor([[1, 3]])
     """
+    # A product of densities near zero would underflow; a sum of logarithms orders the same.
     peak = log_density + separations(distance, log_density, farthest).log()
     return peak.argsort(dim=1, descending=True, stable=True)[:, :count]
 
@@ -226,10 +203,7 @@ def density_peaks(distance: Tensor, log_density: Tensor, farthest: Tensor, count
 def separations(distance: Tensor, density: Tensor, farthest: Tensor) -> Tensor:
     """(B, P) distance of every patch to the nearest one of higher ``density`` (B, P), as in density peak clustering.
 
-    Args:
-        distance: (B, P, P) between patches.
-        density: (B, P), or any monotonic function of it.
-        farthest: value for the densest patch; broadcasts to (B, P, P).
+    ``farthest`` is the value for the densest patch; broadcasts to (B, P, P).
     """
     denser = density[:, None, :] > density[:, :, None]
     return torch.where(denser, distance, farthest).amin(dim=2)
@@ -250,6 +224,7 @@ def merge_groups(state: TokenState, stands: Tensor, count: int, weight: Tensor |
         (tensor([[0, 1, 2]]), tensor([[3, 4]]), tensor([[1, 2]]))
     """
     itself = stands == torch.arange(stands.shape[1], device=stands.device)
+    # Representatives first, in order of place, then the others: the count of the former is the same in every image.
     order = itself.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
     keep, moved = order.split([count, order.shape[1] - count], dim=1)
     place = itself.cumsum(dim=1) - 1  # of every representative, among representatives
@@ -257,10 +232,9 @@ def merge_groups(state: TokenState, stands: Tensor, count: int, weight: Tensor |
 
 
 def alternate_split(num_prefix: int) -> tuple[slice, slice]:
-    """Sources and destinations among the patches: even and odd places of the whole sequence, prefix included.
+    """Sources and destinations among the patches (ToMe section 3): even and odd places of the whole sequence.
 
-    ToMe section 3 splits all tokens into even places (sources) and odd places, class token included. Prefix tokens
-    neither move nor receive, so the same split applies to patches: with a class token in front, patch 0 is odd.
+    Prefix tokens neither move nor receive, and count: with a class token in front, patch 0 is odd.
 
     Example:
         >>> alternate_split(num_prefix=1)
@@ -271,9 +245,7 @@ def alternate_split(num_prefix: int) -> tuple[slice, slice]:
 
 
 def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_position: bool = True) -> Hard:
-    """Merge the first r sources into destinations of the `alternate_split`; the others stay.
-
-    As `merge_most_similar` with that split, in half as many operations, which are the cost at batch 1.
+    """Merge the first r sources into destinations of the `alternate_split`; the others stay, before the destinations.
 
     Args:
         order: (B, S) the sources, those that merge first.
@@ -286,6 +258,7 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
         >>> hard.anchor, hard.moved, hard.into
         (tensor([[0, 2, 4, 1, 3, 5]]), tensor([[6]]), tensor([[3]]))
     """
+    # As `merge_most_similar` with that split, in half as many operations, which are the cost at batch 1.
     batch, r, n, p = order.shape[0], partner.shape[1], state.num_tokens, state.num_prefix
     index = torch.arange(n, device=order.device)
     sources, destinations = alternate_split(p)
@@ -305,13 +278,7 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
 
 
 def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_position: bool = True) -> Hard:
-    """Merge the ``r`` most similar pairs of the `alternate_split`: `pair_most_similar`, then `merge_alternate`.
-
-    Args:
-        similarity: (B, S, D), see `cosines`.
-        r: sources that merge, 0 <= r <= S.
-        by_position: see `merge_alternate`.
-    """
+    """Merge the ``r`` most similar pairs of the `alternate_split` by ``similarity`` (B, S, D), 0 <= r <= S."""
     if not compiled.suit(similarity):
         return merge_alternate(state, *pair_most_similar(similarity, r), by_position=by_position)
     index = torch.empty(similarity.shape[0], state.num_tokens + r, dtype=torch.int64)
@@ -322,11 +289,10 @@ def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_positio
 def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional: bool = True) -> Hard:
     """Merge ``r`` patches: floor(r / 2) from even to odd places, then the rest from odd to remaining even places.
 
-    The sets are those of the `alternate_split`, even places first without a prefix. The new order is even places in
-    order, then odd ones by descending attraction in the second phase.
+    The new order is even places in order, then odd ones by descending attraction in the second phase.
 
     Args:
-        attraction: (B, E, O) of the patches at even and odd places.
+        attraction: (B, E, O) of the patches at even and odd places; even ones first without a prefix.
         r: patches that merge, 0 < r <= (E + O) // 2.
         bidirectional: False: all r from even to odd places.
 
@@ -348,10 +314,7 @@ def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional
 def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Pair patches as `match_both_ways`: remaining (B, P - r), moved (B, r), and the places these join (B, r).
 
-    Args:
-        attraction: (B, E, O) of the patches at even and odd places.
-        even, odd: (E,), (O,) their patch indices.
-        r, bidirectional: see `match_both_ways`.
+    ``even`` (E,) and ``odd`` (O,) are their patch indices.
     """
     batch, evens, odds = attraction.shape
     forth = r // 2 if bidirectional else r
@@ -360,10 +323,12 @@ def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: 
         return torch.cat([even[kept], odd.expand(batch, odds)], dim=1), even[moved], partner + kept.shape[1]
     if forth:  # a moved patch no longer attracts any
         attraction = attraction.scatter(1, moved.unsqueeze(2).expand(-1, -1, odds), -torch.inf)
+    # Second phase: odd patches by their best even partner that stayed.
     order = most_similar_first(attraction.amax(dim=1))
     moved_back, stays = order[:, : r - forth], order[:, r - forth :]
     into = attraction.gather(2, moved_back.unsqueeze(1).expand(-1, evens, -1)).argmax(dim=1)
     if forth:
+        # Partners are indices among even patches; the result counts places among those that remain.
         place = torch.arange(kept.shape[1] + stays.shape[1], device=order.device).expand(batch, -1)
         first, last = place[:, : kept.shape[1]], place[:, kept.shape[1] :]
         into = order.new_zeros(batch, evens).scatter(1, kept, first).gather(1, into)
@@ -376,12 +341,7 @@ def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: 
 def move_evens(attraction: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The ``count`` even patches of highest attraction, the others in order, and the odd partners of the former.
 
-    Args:
-        attraction: (B, E, O), see `match`.
-        count: 0 <= count <= E.
-
-    Returns:
-        (B, count) and (B, E - count) even patches, and (B, count) odd ones, as indices within their kind.
+    Indices within their kind; ``attraction`` (B, E, O) as in `match`, 0 <= count <= E.
     """
     if count == 0:
         kept = torch.arange(attraction.shape[1], device=attraction.device).expand(attraction.shape[0], -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -30,17 +30,15 @@ class Tunable:
     """The option that sets how much is removed, for sliders and searches. More ``strength`` leaves fewer tokens.
 
     Attributes:
-        option: its name.
         mildest: the value that removes the least, at strength 0.
         strongest: the value that removes the most; None for a count of patches: half of the model's.
         digits: decimals of the value; 0 for whole numbers.
         similarity: the value is a cosine threshold: more similar tokens merge.
         fixed: values of other options, required for the value to mean one amount for all layers.
-        per_layer: the option that takes a list with one such value per block of `MethodConfig.stages`, if there is one.
-        places: the option that chooses those blocks, if there is one.
+        per_layer: the option that takes a list with one such value per block of `MethodConfig.stages`.
+        places: the option that chooses those blocks.
         first_place: the first block that a search may choose; None: a search does not move the places.
-        others: further options that set how much is removed, and the value at which each removes nothing; None: the
-            option must be unset.
+        others: further options that set how much is removed, and the value at which each removes nothing; None: unset.
 
     Example:
         >>> Tunable("keep_rate", 1.0, 0.05, digits=3).value(0.5, patches=196)
@@ -90,19 +88,18 @@ class Tunable:
         return min(max(share, 0.0), 1.0)
 
     def alone(self, config: MethodConfig, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
-        """``config`` acting only in block ``depth``, with ``value`` there; its other options stay.
-
-        None if the method takes no value per block, or none for this one.
+        """``config`` acting only in block ``depth``, with ``value`` there; None if the method takes no value for this
+        block.
 
         Example:
             >>> import vitrim
-            >>> ToMe = vitrim.ToMe
-            >>> ToMe.tunable.alone(ToMe(r=8), 1, 16, num_layers=4).describe()
+            >>> vitrim.ToMe.tunable.alone(vitrim.ToMe(r=8), 1, 16, num_layers=4).describe()
             'tome:r=[0,16,0,0]'
         """
         if self.per_layer is None:
             return None
         nothing = {option: value for option, value in self.others.items() if value is not None}
+        # Everything that sets an amount is unset first, so that this block alone removes.
         bare = config.changed(*config.runtime, self.option, self.per_layer, *self.others, **nothing)
         if self.places is not None:
             return bare.changed(**{self.places: (depth,), self.per_layer: value})
@@ -139,12 +136,11 @@ class Traits:
     """Facts about a method that hold whatever its options; a method states only what differs.
 
     Attributes:
-        training_free: it learns nothing.
         batch_dependent: with the default options, an image's result depends on the other images of its batch.
         single_images: counts depend on the images, and graphs for single images support that
             (`vitrim.core.tokens.flagged`).
-        least_kept: the fewest of the current patch tokens that one layer can leave: by
-            default 1; `vitrim.core.schedule.half` where it merges pairs by bipartite matching.
+        least_kept: the fewest of the current patch tokens that one layer can leave: by default 1;
+            `vitrim.core.schedule.half` where it merges pairs by bipartite matching.
         fixed_by: options of ``vitrim export`` that fix the counts of an `Adaptive` method: ``freeze`` by `frozen`,
             ``capacity`` by `bounded`.
         aligns: the option ``align`` can round the tokens that it keeps, for every image if counts depend on the images.
@@ -161,10 +157,7 @@ class Traits:
 
 
 class Flow(NamedTuple):
-    """Patch tokens at one block of a plan: ``entering`` it, ``left`` at its end, ``leaving`` it.
-
-    ``leaving`` is ``left`` plus, after the last block, pruned patches that come back.
-    """
+    """Patch tokens at a block of a plan: ``entering``, ``left`` at its end, ``leaving`` with those brought back."""
 
     entering: int
     left: int
@@ -237,13 +230,7 @@ class MethodConfig(Options):
         return self.restore or "end"
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        """The amount of every layer, None where the method does not act. Adaptive methods have none.
-
-        Called when a model is reduced: refuse options here that do not fit its depth.
-
-        Raises:
-            VitrimError: the options do not fit ``num_layers`` blocks.
-        """
+        """The amount of every layer, None where it does not act; `VitrimError` if options do not fit the depth."""
         return [None] * num_layers
 
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
@@ -279,10 +266,7 @@ class MethodConfig(Options):
         return None if batch == 1 and self.traits.single_images and self.is_adaptive() else self.obstacle()
 
     def unplaced(self) -> str | None:
-        """The reason why tokens belong to no place in the image; None if every patch has a value.
-
-        A head that averages patches then averages these tokens; a dense head is refused.
-        """
+        """The reason why tokens belong to no place in the image; None if every patch has a value."""
         return "mixes patches into tokens that belong to none" if self.kind == "soft" else None
 
     def added_tokens(self) -> int:
@@ -294,11 +278,8 @@ class MethodConfig(Options):
     ) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``; None if they depend on the images.
 
-        Patches that come back by `restore` are not counted. ``grid`` (by default a square) and ``num_prefix`` matter to
-        some options only.
-
-        Raises:
-            VitrimError: the method follows the grid, and ``initial`` patches do not fill it or form no square.
+        Patches that come back by `restore` are not counted. ``grid`` (by default a square, else `VitrimError`) and
+        ``num_prefix`` matter to some options only.
         """
         flow = self.flow(initial, num_layers, grid, num_prefix)
         return None if flow is None else [block.left for block in flow]
@@ -325,6 +306,7 @@ class MethodConfig(Options):
             if ends and restore == "last_block":
                 current, waiting = current + waiting, 0
             left = self._left(amount, initial, current, grid)
+            # Pruned patches wait for `restore`, unless this block is the method's own way to bring them back.
             waiting = 0 if isinstance(amount, BringBack) else waiting + self.pruned(depth, num_layers, current, left)
             flow.append(Flow(current, left, left + waiting if ends else left))
             current = left
@@ -363,6 +345,7 @@ class MethodConfig(Options):
     def found_for(self, model: Mapping[str, Any]) -> MethodConfig:
         """The same options, with the ``model`` they were found for (`vitrim.core.checks.described`)."""
         config = self.model_copy()
+        # Past the frozen `__setattr__`: a private attribute is no option.
         BaseModel.__setattr__(config, "_made_for", dict(model))
         return config
 
@@ -371,6 +354,13 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Fused = Annotated[int | float, Field(ge=0)]
 """Patches that merge, or below 1 a share of the current ones (`vitrim.core.schedule.Fuse`)."""
+
+
+def refuse_first(faults: Iterator[str]) -> None:
+    """Raise `ValueError` with the first of ``faults``, if there is one."""
+    fault = next(faults, None)
+    if fault is not None:
+        raise ValueError(fault)
 
 
 def refuse_parts(r: float | Sequence[float]) -> None:
@@ -387,12 +377,7 @@ class Adaptive(MethodConfig):
         return fixed is None
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        """The same method with fixed counts.
-
-        Args:
-            initial: patches that enter the first block.
-            counts: mean patches after each block; rounded to the nearest number.
-        """
+        """The same method with fixed counts: rounded means after each block, of ``initial`` patches at first."""
         raise NotImplementedError
 
     def bounded(self, counts: Sequence[int]) -> MethodConfig:

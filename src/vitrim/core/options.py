@@ -27,11 +27,7 @@ class Options(Checked):
     if not TYPE_CHECKING:  # a type checker knows the options from the fields
 
         def __init__(self, /, **options: Any) -> None:
-            """Validate the options.
-
-            Raises:
-                VitrimError: an unknown option or an invalid value.
-            """
+            """Validate the options; `VitrimError` for an unknown option or an invalid value."""
             with one_line_of(self.name, type(self)):
                 super().__init__(**options)
 
@@ -53,6 +49,7 @@ class Options(Checked):
 
     def describe(self) -> str:
         """The text form, as on the command line, with the options that were given."""
+        # The class right below `Options` holds the options that all of a kind share; they are written last.
         shared = next(
             base for base in reversed(type(self).__mro__) if base is not Options and issubclass(base, Options)
         )

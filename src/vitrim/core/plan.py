@@ -15,8 +15,7 @@ from vitrim.core.schedule import Amount, effective_keep
 from vitrim.errors import VitrimError
 
 Head = Literal["class token", "patches", "no class token", "grid"]
-"""The tokens a head reads: only the class token (and other prefix tokens), patches too, patches of a model without a
-class token, or every patch at its place."""
+"""The tokens a head reads: class token (and other prefix tokens), patches too, or every patch at its place."""
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -27,8 +26,7 @@ Purpose = Literal[
 """The use of a family's models: the groups of `vitrim list hosts`."""
 
 Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
-"""The part of a model that a parameter belongs to: classifiers and what only they read, position tables, the module
-that makes patches, class token and similar, the rest of the host, or what a method added."""
+"""The part of a model that a parameter belongs to; "head" includes what only classifiers read."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,6 @@ class HostFacts:
     """Geometry of one model.
 
     Attributes:
-        dim: channels C.
-        num_heads: attention heads H.
         num_classes: classes of the head, 0 without one.
         num_prefix: tokens in front of the patches (class, distillation, registers).
         has_class_token: token 0 is a class token.
@@ -47,8 +43,7 @@ class HostFacts:
         any_size: images come in sizes of their own, and ``input_size`` is only the usual or the largest one.
         takes_maximum: the head takes a maximum over the patches it gets, which merging does not change.
         dense: the head reads every patch at its place (segmentation, detection).
-        windows: number of windows per image, which are reduced separately (`vitrim.hosts.shared.windows`);
-            ``grid_size`` and ``num_prefix`` are those of one window.
+        windows: windows per image, reduced separately; ``grid_size`` and ``num_prefix`` are those of one window.
         across_windows: there are several windows, and some blocks attend across them.
         cell: side in patches of the squares that stay together, because the connector joins them (`vitrim.core.cells`).
         cell_by_cell: the patches of a cell are consecutive; otherwise in raster order of a square image.
@@ -98,13 +93,7 @@ class HostFacts:
 
 
 class Layout(NamedTuple):
-    """The layout of `Library.tokens`, the tokens of a model without its head.
-
-    Attributes:
-        dim: channels C of a token.
-        num_prefix: tokens in front of the patches.
-        patch_size: height and width of a patch in pixels.
-    """
+    """The layout of `Library.tokens`: channels, tokens in front of the patches, a patch's height and width."""
 
     dim: int
     num_prefix: int
@@ -142,16 +131,12 @@ class Preprocessing:
     """Preprocessing of the images of a model; None for what is unknown.
 
     Attributes:
-        channels: 1 for grey images, 3 for colour.
-        size: height and width in pixels.
-        mean: of the pixels in [0, 1], per channel.
-        std: their standard deviation, per channel.
+        mean, std: of the pixels in [0, 1], per channel.
         interpolation: for resizing: bicubic, bilinear, ...
         crop_share: side of the crop divided by the side of the resized image.
         crop_mode: center, border or squash.
-        transform: the model's own, from a PIL image in RGB to (C, H, W), in place of resizing and cropping by these
-            numbers.
-        in_patches: the transform makes patches (1, N, ...) of an image in its own shape. Where an image of ``size`` is
+        transform: the model's own, from a PIL image in RGB to (C, H, W), in place of resizing and cropping.
+        in_patches: the transform makes patches (1, N, ...) of an image in its own shape; where an image of ``size`` is
             needed, as in files and pictures, the numbers make one.
     """
 
@@ -170,10 +155,6 @@ class Preprocessing:
         """Height and width in pixels before the crop, rounded as in timm: 248 for a side of 224 and a share of 0.9.
 
         With `crop_mode` center and a square size, the shorter side of the image gets this length.
-
-        Example:
-            >>> Preprocessing(3, (224, 224), crop_share=0.9).resize
-            (248, 248)
         """
         if self.size is None or self.crop_share is None:
             return None
@@ -184,11 +165,7 @@ class Preprocessing:
 class Layer:
     """One block of a plan: its position, the model's geometry (see `HostFacts`), and the amounts.
 
-    Attributes:
-        depth: 0-based index of the block.
-        num_layers: number of blocks.
-        grid_size: rows and columns of patches, or of their cells, at the model's own image size.
-        amounts: of all blocks, None where the method does not act.
+    ``grid_size`` counts cells where patches stay together; ``amounts`` are of all blocks, None where nothing acts.
     """
 
     depth: int
@@ -203,10 +180,8 @@ class Layer:
     _kept: dict[tuple[int, int, Grid | None], int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def keep(self, config: MethodConfig, initial: int, current: int, grid: Grid | None = None) -> int:
-        """Patch tokens this block keeps of ``current``, of ``initial`` at first, on ``grid``.
-
-        Cached, because every forward asks several times; ``config`` is always that of the plan.
-        """
+        """Patch tokens this block keeps of ``current``, of ``initial`` at first, on ``grid``."""
+        # Cached, because every forward asks several times; `config` is always that of the plan.
         # a new cache entry would make a compiler compile again
         compiling = torch.compiler.is_compiling()
         if not compiling and (initial, current, grid) in self._kept:
@@ -235,10 +210,7 @@ class Layer:
 
 
 def plan(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[Layer, ...]:
-    """Plan ``config`` for a model: one `Layer` per block. Amounts are computed only here.
-
-    Raises:
-        VitrimError: the options do not fit a model of ``num_layers`` blocks.
+    """Plan ``config`` for a model: one `Layer` per block; `VitrimError` if the options do not fit.
 
     Example:
         >>> import timm, vitrim

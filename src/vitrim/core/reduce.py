@@ -57,20 +57,15 @@ def reduce_(
         model: a supported host, e.g. any ``timm`` VisionTransformer, or a model that contains one: a vision-language
             model, DPT, a wrapper. That part is then reduced and is ``reduction.model``; `restore_` and `get_reduction`
             accept either.
-        method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``.
-            Optional with ``select``.
+        method: the method's config, or its text form: ``"tome:r=13"``, ``"@best.json"``. Optional with ``select``.
         record: keep the state after every block of the last forward (``reduction.states``).
-        compact: give the language model of the vision-language ``model`` only the remaining tokens. Prompts follow, in
+        compact: give the language model of a vision-language ``model`` only the remaining tokens. Prompts follow, in
             ``model(...)`` and ``model.generate(...)``. See docs/selection.md.
-        select: a selector of image tokens, ``"divprune:tokens=64"``, which chooses those that the language model of the
-            vision-language ``model`` gets. Implies ``compact``. See docs/selection.md.
-
-    Returns:
-        The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
+        select: a selector of the image tokens that the language model gets, ``"divprune:tokens=64"``; implies
+            ``compact``.
 
     Raises:
-        UnsupportedModelError: the model is not supported, cannot carry this method, or contains several supported
-            parts.
+        UnsupportedModelError: the model is not supported, cannot carry this method, or has several supported parts.
         VitrimError: the model runs in another thread, an option does not fit it, or it is reduced by a method whose
             learned parameters would be lost. After an error the model is as it was.
 
@@ -96,6 +91,7 @@ def reduce_(
                     f"{where} is reduced by {old.config.name}, whose learned parameters would be lost: keep them with "
                     f"reduction.save(folder), then call vitrim.restore_({where}) first"
                 )
+            # If the new reduction fails, the old one is put back; `pop_all` below forgets it.
             undo.callback(_take_off(old, model))
         reduction = _reduce(model, model, config, record, compact, selector)
         undo.pop_all()
@@ -114,9 +110,6 @@ def reduced(
     """Reduce ``model`` within a ``with`` statement, and leave it as it was, also after an error.
 
     A model that is reduced already gets its own reduction back. Arguments and errors as of `reduce_`.
-
-    Yields:
-        The handle of the reduction.
 
     Example:
         >>> import timm, torch, vitrim
@@ -209,9 +202,8 @@ def _reducible_part(model: nn.Module) -> nn.Module:
 def restore_(model: nn.Module) -> None:
     """Undo `reduce_` in place: the model computes the same as before, bit for bit. A dense model stays as it is.
 
-    Raises:
-        VitrimError: the model runs in another thread, a forward was put on a block since, several parts of the model
-            are reduced, or it is only a part of the reduced model.
+    `VitrimError`: it runs in another thread, a forward was put on a block since, several parts are reduced, or
+    ``model`` is only a part of the reduced model.
 
     Example:
         >>> import timm, vitrim
@@ -269,10 +261,7 @@ def _install(reduction: Reduction, within: OuterModel | None) -> None:
 def get_reduction(model: nn.Module) -> Reduction | None:
     """The handle of a reduced model, or of the one reduced part in it; None for a dense model.
 
-    Copies (EMA, deepcopy, unpickled) have their own.
-
-    Raises:
-        VitrimError: several parts of the model are reduced.
+    Copies (EMA, deepcopy, unpickled) have their own. `VitrimError` if several parts of the model are reduced.
 
     Example:
         >>> import timm, vitrim
@@ -314,13 +303,7 @@ def refuse_reduced(model: nn.Module) -> None:
 
 
 class Reduction:
-    """The handle of one reduced model. Made by `reduce_`.
-
-    Attributes:
-        model: the reduced model.
-        config: the current options of the method.
-        compact: the model is the tower of a vision-language model that gets only the remaining tokens.
-    """
+    """The handle of one reduced model, made by `reduce_`; ``compact``: the language model gets only what remains."""
 
     def __init__(
         self,
@@ -457,14 +440,12 @@ class Reduction:
 
     @property
     def tokens_per_block(self) -> list[int]:
-        """Tokens (prefix included) after every block: of the last forward under ``record``, else as planned.
+        """Tokens (prefix and padding included) after every block: of the last forward under ``record``, else as
+        planned.
 
         Plans are for images of the size of this thread's last forward (the largest of several), or of the model's own
-        size before one. The last block counts the patches that come back behind it (``restore``), or only the rows that
-        its head reads if it computes no others. Padding counts, because it is computed.
-
-        Raises:
-            VitrimError: counts depend on the images, and nothing was recorded.
+        size. The last block counts the patches that come back behind it (``restore``), or only the rows that its head
+        reads. `VitrimError` if counts depend on the images and nothing was recorded.
         """
         self._check_alive()
         if not self._trace.recording:
@@ -486,6 +467,7 @@ class Reduction:
     def mean_tokens_per_block(self) -> list[float]:
         """The `tokens_per_block`, averaged over the images of the last forward without padding."""
         pairs = zip(self.tokens_per_block, self.states[1:], strict=True)
+        # The last entry may be the head's rows, which are the same in every image.
         return [state.mean_tokens() if count == state.num_tokens else count for count, state in pairs]
 
     def aux(self, name: str) -> list[Tensor]:
@@ -499,14 +481,9 @@ class Reduction:
     def set(self, *, select: Selector | str | None = None, **changes: Any) -> None:
         """Change amounts between forwards: ``reduction.set(r=16)`` or ``set(select="divprune:tokens=32")``.
 
-        Args:
-            select: replaces the selector of image tokens. It must need the same attention of the tower and place tokens
-                in the same way.
-            changes: options of the method.
-
-        Raises:
-            VitrimError: an option that cannot change at run time, an invalid value, or a forward in another thread.
-                Nothing is changed then.
+        ``select`` replaces the selector of image tokens: it must need the same attention of the tower and place tokens
+        in the same way. `VitrimError` for an option that cannot change at run time, an invalid value, or a forward in
+        another thread; nothing is changed then.
         """
         self._check_alive()
         selector = self.select if select is None else self._replacing(parse_selector(select))
@@ -521,7 +498,9 @@ class Reduction:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Refuse forwards that other threads start within the context."""
+        # A forward that began before the flag is set is found by its frame.
         refuse_while_running(self.model)  # first without refusing forwards, since this may fail
+        # A forward between the two checks is found by the second; one that starts later finds the flag.
         self._trace.changing = True
         try:
             refuse_while_running(self.model)
@@ -530,15 +509,12 @@ class Reduction:
             self._trace.changing = False
 
     def config_with(self, **changes: Any) -> MethodConfig:
-        """The options that `set` would leave; nothing is changed.
-
-        Raises:
-            VitrimError: an option cannot change at run time, or a value is invalid or does not fit the model.
-        """
+        """The options that `set` would leave, or its error; nothing is changed."""
         return self._changed(changes)[0]
 
     def _changed(self, changes: Mapping[str, Any]) -> tuple[MethodConfig, tuple[Layer, ...]]:
         """The options that `set` would leave, and their plan."""
+        # Options that shape parameters or choose blocks are fixed when the reducers are made.
         fixed = sorted(set(changes) - self.config.runtime)
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
@@ -573,9 +549,6 @@ class Reduction:
             folder: created if it does not exist.
             state: the model's full ``state_dict``, if the model itself holds only shards.
             module: name of the reduced part in the model that is saved beside it; "" for that model itself.
-
-        Raises:
-            VitrimError: the folder cannot be made or written to.
         """
         self._check_alive()
         selected = None if self.select is None else self.select.describe()
@@ -587,10 +560,8 @@ class Reduction:
         """Reduce ``model`` as saved in ``folder``, learned parameters included.
 
         If a part was saved (``model.vit``), the same part of ``model`` is reduced, or ``model`` if it is that part; the
-        handle is the part's. A compact reduction needs the whole vision-language model.
-
-        Raises:
-            VitrimError: files are missing or unreadable, or parameters do not fit. The model is then unchanged.
+        handle is the part's. A compact reduction needs the whole vision-language model. An error leaves the model
+        unchanged.
         """
         saved = read_reduction(folder)
         compact = bool(saved.get("compact"))
@@ -606,12 +577,7 @@ class Reduction:
         return reduction
 
     def load_parameters(self, folder: str | Path) -> None:
-        """Load the learned parameters of a saved reduction of the same method; its other options may differ.
-
-        Raises:
-            VitrimError: files are missing or unreadable, method or version differ, or parameters do not fit. The model
-                is then unchanged.
-        """
+        """Load the learned parameters of a saved reduction of the same method; its other options may differ."""
         self._check_alive()
         read_parameters(self.model, self.config, folder)
 

@@ -51,8 +51,7 @@ _SELECTORS: dict[str, type[Selector]] = {}
 def register_method(config: type[C]) -> type[C]:
     """Class decorator: register a method's config under its ``name``, and check its ``kind``.
 
-    The name must be free, or registered by a class of the same module and qualified name, which is replaced: a cell of
-    a notebook may run twice. The same holds for whatever else can be registered.
+    The name must be free, or registered from the same place, which is replaced: a cell of a notebook may run twice.
     """
     if not config.name:
         raise VitrimError(f'{config.__name__} has no name: write name = "..." in the class')
@@ -151,14 +150,9 @@ OWN = "vitrim"
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
-    """Class decorator: register your own host family for models of the given classes, ``module.ClassName`` each.
-
-    Classes are named, not imported, and looked up along a model's base classes by module, because two libraries may
-    both have a ``VisionTransformer``.
-
-    Raises:
-        VitrimError: a class has a host already.
-    """
+    """Class decorator: register your own host family for models of the given classes, ``module.ClassName`` each."""
+    # Classes are named, not imported, and looked up along a model's base classes by module, because two libraries may
+    # both have a `VisionTransformer`.
     return _HOSTS.register(model_classes)
 
 
@@ -197,16 +191,14 @@ def ask(model: nn.Module) -> Library:
         >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
         torch.Size([2, 3])
     """
+    # The class first, then its library; users' own models are answered like vitrim's.
     adapter = _LIBRARIES.find(type(model), library_of) or _LIBRARIES.entry(OWN)
     assert adapter is not None
     return adapter(find_host(model))
 
 
 def taking_images(model: nn.Module) -> nn.Module:
-    """``model``, or, if its inputs are of another form, a copy that shares its weights and takes images (B, C, H, W).
-
-    The copy's own inputs work as before. See `Library.inputs_of`.
-    """
+    """``model``, or, if its inputs are of another form, a copy with its weights that takes images."""
     library = ask(model)
     if type(library).inputs_of is Library.inputs_of or any(
         isinstance(hook, ImageHook) for hook in model._forward_pre_hooks.values()
@@ -244,18 +236,17 @@ def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
 
 
 def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Module, type[VisionLanguage]]:
-    """The outermost vision-language model in ``model``, which may be itself, and its family.
+    """The outermost vision-language model in ``model``, which may be itself, and its family, or
+    `UnsupportedModelError`.
 
     ``selecting``: also accept models of no listed family behind whose tower a selector can act.
-
-    Raises:
-        UnsupportedModelError: there is none, or the library's model around it cannot follow a shorter prompt.
     """
     around: list[nn.Module] = []
     for part in model.modules() if isinstance(model, nn.Module) else ():
         _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")  # or a wider entry would stand in
         if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
             for outer in around:
+                # The model around it would still expect the places of all image tokens.
                 if part in outer.modules() and (_reads_prompt(outer) or _speaks_for(outer, part)):
                     raise UnsupportedModelError(
                         f"{type(outer).__name__} takes no features in place of images, as the {type(part).__name__} in "
@@ -276,10 +267,8 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
 
 
 def _reads_prompt(outer: nn.Module) -> bool:
-    """True if the forward of ``outer``, around a vision-language model, takes whole prompts and may read every token.
-
-    One that hands ``logits_to_keep`` on reads the last logits only.
-    """
+    """True if the forward of ``outer``, around a vision-language model, may read every token of a prompt."""
+    # One that hands `logits_to_keep` on reads the last logits only.
     arguments = inspect.signature(type(outer).forward).parameters
     return "input_ids" in arguments and "logits_to_keep" not in arguments
 
@@ -312,13 +301,10 @@ def able_host(model: nn.Module) -> type[Host] | None:
 
 
 def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodConfig]:
-    """The ``methods`` to run beside the dense ``model``: all, or none where nothing reduces it (Swin, ViTTM, a ViT with
-    blocks of another class).
+    """The ``methods`` to run beside the dense ``model``: all, or none where nothing reduces it and only ``none`` is
+    asked.
 
-    For such a model ``none`` means the dense model itself.
-
-    Raises:
-        UnsupportedModelError: ``methods`` contains another one, and ``model`` cannot be reduced.
+    `UnsupportedModelError` if another one is, and ``model`` cannot be reduced.
 
     Example:
         >>> import timm
@@ -338,13 +324,7 @@ def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodCon
 
 
 def input_size_of(model: nn.Module) -> tuple[int, int, int]:
-    """Channels, height and width of the images that ``model`` was made for; an error if unknown.
-
-    Example:
-        >>> import timm
-        >>> input_size_of(timm.create_model("test_resnet"))
-        (3, 160, 160)
-    """
+    """Channels, height and width of the images that ``model`` was made for; an error if unknown."""
     found = ask(model).input_size(model)
     if found is None:
         if has_trunk(model) or supported_parts(model):
@@ -356,11 +336,7 @@ def input_size_of(model: nn.Module) -> tuple[int, int, int]:
 
 
 def host_of(model: nn.Module) -> type[Host]:
-    """The host family of ``model``.
-
-    Raises:
-        UnsupportedModelError: there is none; the message names supported parts, or the reason.
-    """
+    """The host family of ``model``; else `UnsupportedModelError` names supported parts, or the reason."""
     host = find_host(model)
     if host is not None:
         if not host.blocks(model):
@@ -405,6 +381,7 @@ def looks_like_vit(model: nn.Module) -> bool:
     def attends(block: nn.Module) -> bool:
         parts = dict(block.named_modules())
         linear = {name.split(".")[-1]: part for name, part in parts.items() if isinstance(part, nn.Linear)}
+        # A joint projection to three times the width, or three layers named after queries, keys and values.
         packed = any(part.out_features == 3 * part.in_features or "qkv" in name for name, part in linear.items())
         apart = all(any(name.startswith(letter) or f"to_{letter}" in name for name in linear) for letter in "qkv")
         return packed or apart or any(isinstance(part, nn.MultiheadAttention) for part in parts.values())
@@ -423,12 +400,9 @@ def _refuse_older(kind: type, table: str = "") -> None:
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost supported hosts inside ``model``, by name and in order; ``model`` itself is not one.
-
-    Wrappers (adapters, compilation, several devices) and models of several parts contain them. Parts that their own
-    host refuses are left out.
-    """
+    """The outermost supported hosts inside ``model`` that their host does not refuse, by name and in order."""
     found: list[tuple[str, nn.Module]] = []
+    # Wrappers (adapters, compilation, several devices) and models of several parts contain them.
     for name, part in model.named_modules():
         if not name or any(name.startswith(f"{outer}.") for outer, _ in found):
             continue
@@ -487,9 +461,6 @@ def parse_method(text: str) -> MethodConfig:
 
     A file is a saved reduction, the result of a search, or one line of text. Learned parameters are not read.
 
-    Raises:
-        VitrimError: an unknown method, option or value, text of another form, or a file without a method.
-
     Example:
         >>> parse_method("tome:r=[16,8,4]").r
         (16, 8, 4)
@@ -519,9 +490,6 @@ def parse_method(text: str) -> MethodConfig:
 def parse_selector(text: str | Selector) -> Selector:
     """The selector of image tokens written as ``name`` or ``name:key=value,key=value``; a `Selector` stays.
 
-    Raises:
-        VitrimError: an unknown selector, option or value, or text of another form.
-
     Example:
         >>> parse_selector("divprune:tokens=64").tokens
         64
@@ -548,6 +516,7 @@ def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | N
         name = methods.__name__ if isinstance(methods, type) else type(methods).__name__
         raise VitrimError(f"expected methods such as vitrim.ToMe(r=13) or 'tome:r=13', or a list of them, got {name}")
     configs = [method if isinstance(method, MethodConfig) else parse_method(method) for method in given]
+    # Rows, curves and files are named by the method, so two of one name would mix.
     twice = next((config for place, config in enumerate(configs) if config in configs[:place]), None)
     if twice is not None:
         raise VitrimError(f"method {twice.describe()} is given twice")

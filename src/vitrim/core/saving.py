@@ -1,7 +1,6 @@
 """The files of a saved reduction: its method's options and learned parameters, and nothing of the host.
 
-Also methods from files (``@FILE``): a saved reduction, the result of a search, or a text file with one line. A method
-keeps what its file records of the model it was found for, so that `vitrim.reduce_` can warn on another one.
+Also methods from files (``@FILE``), which keep the model they were found for, so that `reduce_` can warn on another.
 """
 
 from __future__ import annotations
@@ -54,9 +53,6 @@ def read_method_file(path: Path) -> dict[str, Any] | str:
 
     ``path`` is a file, or a folder with ``reduction.json`` or ``best.json``. In a text file, # begins a comment.
 
-    Raises:
-        VitrimError: it is missing, unreadable, or contains no method.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
@@ -91,10 +87,7 @@ def read_method_file(path: Path) -> dict[str, Any] | str:
 
 
 def entries(config: MethodConfig, tuned: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file with ``config`` and the search that found it.
-
-    ``tuned["made_for"]`` is the model (`vitrim.core.checks.described`).
-    """
+    """The content of a file with ``config`` and the search that found it; ``tuned["made_for"]`` is the model."""
     return {**_named(config), "weights": None, "tuned": dict(tuned)}
 
 
@@ -122,22 +115,21 @@ def write_reduction(
     whole: bool,
     select: str | None = None,
 ) -> None:
-    """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`.
-
-    ``whole``: see `checks.facts_for_reader`; ``select``: the selector behind the model, as text.
-    """
+    """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`, `checks.facts_for_reader`."""
     folder = _folder(folder)
     with os_errors(f"cannot save to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     weights = _learned(model, state)
     if weights:
         try:
+            # safetensors refuses views that share memory or have gaps.
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
     written = {**_named(config), "model": type(model).__name__, "weights": REDUCERS_FILE if weights else None}
     further = {"module": module, "compact": compact, "whole": whole, "select": select}
     written |= {name: value for name, value in further.items() if value}
+    # Last: a folder without it is no saved reduction, so an interrupted save is not read.
     write_text(folder / CONFIG_FILE, json.dumps(written, indent=2) + "\n")
 
 
@@ -160,6 +152,7 @@ def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) 
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot read {path}: {error}") from None
     expected = _learned(model)
+    # All names, shapes and values before the first copy: an error leaves the model as it was.
     problem = _mismatch(expected, weights)
     if problem:
         raise VitrimError(f"the parameters in {folder} do not fit this model: {problem}")
@@ -192,6 +185,7 @@ def saved_part(model: nn.Module, saved: dict[str, Any], folder: str | Path) -> n
     parts: dict[str, nn.Module] = dict(model.named_modules())
     if name in parts:
         return parts[name]
+    # The part itself was given, so its own name in the whole model is unknown here.
     if type(model).__name__ == saved.get("model"):
         return model
     raise VitrimError(

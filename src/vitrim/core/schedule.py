@@ -1,4 +1,4 @@
-"""The number of patch tokens each layer keeps. Functions of Python ints: one reduced model serves every image size.
+"""The number of patch tokens each layer keeps: functions of Python ints, so that one model serves every image size.
 
 An amount has ``keep(initial, current) -> int``: the patch tokens it wants left, given how many entered the first block
 and how many there are now. A schedule is a list with one amount, or None, per layer.
@@ -18,8 +18,7 @@ N = TypeVar("N", int, float)
 
 KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power", "ceil_current_class_token"]
 MergeRule = Literal[KeepRule, "floor_initial_power_steps"]
-"""Keep rules, including that of methods whose merges remove at most half of the tokens and may fall short of a
-target."""
+"""Keep rules, with one for merges that may fall short of a target because they remove at most half of the tokens."""
 
 KEEP_RULES: dict[MergeRule, Callable[[float, float, int, int], int]] = {
     # (rate, product of the rates of earlier stages, initial, current) -> patch tokens kept
@@ -51,9 +50,7 @@ class Amount(Protocol):
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove ``count`` patch tokens, or with ``per`` a number that scales with the image size.
-
-    ``count`` tokens of an image with ``per`` patches; for other sizes in proportion, rounded to the nearest (half up).
+    """Remove ``count`` patch tokens, or with ``per`` that many of an image with ``per`` patches, else in proportion.
 
     Example:
         >>> Remove(13).keep(196, 196), Remove(40, per=1024).keep(256, 256)
@@ -66,6 +63,7 @@ class Remove:
     def keep(self, initial: int, current: int) -> int:
         if self.per is None:
             return current - self.count
+        # Rounded to the nearest, half up, in integers: floor(x + 1 / 2) with x = count * initial / per.
         return current - (2 * self.count * initial + self.per) // (2 * self.per)
 
 
@@ -101,8 +99,8 @@ class Keep:
 
     Papers count "keep rate 0.7 at three stages" of 196 patches differently: ``ceil_current`` (EViT) gives 138, 97, 68;
     ``floor_initial_power`` (DynamicViT, the comparative study) 137, 96, 67; ``floor_initial`` (Evo-ViT) 137 at every
-    stage. ``floor_initial_power_steps`` is the study's ToMe, where later stages do not make up for one that fell short;
-    ``ceil_current_class_token`` is ToMe and ToFu in PiToMe's repository. ``stage`` counts from 1.
+    stage. ``floor_initial_power_steps`` is the study's ToMe, ``ceil_current_class_token`` ToMe and ToFu in PiToMe's
+    repository. ``stage`` counts from 1; ``before`` is the product of earlier rates where stages differ.
 
     Example:
         >>> Keep(0.7, stage=2, rule="floor_initial_power").keep(196, 137)
@@ -113,7 +111,6 @@ class Keep:
     stage: int = 1
     rule: MergeRule = "ceil_current"
     before: float | None = None
-    """The product of the rates of the earlier stages, in place of ``rate ** (stage - 1)``, where stages differ."""
 
     def keep(self, initial: int, current: int) -> int:
         before = self.rate ** (self.stage - 1) if self.before is None else self.before
@@ -124,14 +121,9 @@ class Keep:
 class OnMultiples:
     """The patches that a whole schedule leaves, rounded up so that all tokens are a multiple of a number.
 
-    A layer that keeps more than its amount leaves the excess to later layers. Rounding every amount by itself would
-    accumulate it, and with a small `Remove` never remove anything. Layers without an amount, and those that bring
-    patches back, keep theirs.
-
     Attributes:
         amounts: of the layers up to this one.
         counts: maps amounts and initial patches to the patches left after each layer.
-        multiple: of all tokens.
         others: prefix tokens, and tokens that the layer adds.
     """
 
@@ -141,6 +133,8 @@ class OnMultiples:
     others: tuple[int, int]
 
     def keep(self, initial: int, current: int) -> int:
+        # The excess of one layer is left to later ones. Rounding every amount by itself would accumulate it, and with a
+        # small `Remove` never remove anything.
         prefix, added = self.others
         total = self.counts(self.amounts, initial)[-1] + prefix
         return math.ceil(total / self.multiple) * self.multiple - prefix - added
@@ -162,12 +156,7 @@ class Pattern:
 
 
 def square_of(initial: int) -> tuple[int, int]:
-    """Rows and columns of ``initial`` patches in a square.
-
-    Example:
-        >>> square_of(196)
-        (14, 14)
-    """
+    """Rows and columns of ``initial`` patches in a square."""
     side = math.isqrt(initial)
     if side * side != initial:
         raise VitrimError(f"{initial} patches make no square: give counts(..., grid=(rows, columns))")
@@ -193,9 +182,7 @@ class Limited:
 
 
 def effective_keep(amount: Amount, least: int, initial: int, current: int, grid: tuple[int, int] | None = None) -> int:
-    """Evaluate an amount: at most ``current`` patch tokens, at least ``least``, the fewest that one step can leave.
-
-    A `Limited` amount has its own ``least``. A `Pattern` is evaluated on ``grid`` (rows, columns), by default a square.
+    """Evaluate an amount: at most ``current`` patch tokens, at least ``least`` (of a `Limited` amount, its own).
 
     Example:
         >>> effective_keep(Remove(130), least=98, initial=196, current=196)
@@ -225,8 +212,7 @@ def half(current: int) -> int:
 def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> list[Amount | None]:
     """Remove ``r`` on average, changing linearly over the layers (ToMe appendix, "(r, inflect)").
 
-    ``inflect`` in [-1, 1]: -1 goes from 2r to 0, 0 is constant, 1 goes from 0 to 2r. Values are truncated as published,
-    so their sum may fall a few tokens short of r times the number of layers.
+    ``inflect`` in [-1, 1]: -1 goes from 2r to 0, 0 is constant, 1 goes from 0 to 2r.
 
     Example:
         >>> [amount.count for amount in linear(8, -1.0, 6)]
@@ -236,15 +222,12 @@ def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> l
         return [Remove(r, per)]
     low = int(r * (1.0 - inflect))
     step = (2 * r - low - low) / (num_layers - 1)
+    # Truncated as published, so the sum may fall a few tokens short of r times the number of layers.
     return [Remove(int(low + step * layer), per) for layer in range(num_layers)]
 
 
 def per_layer(counts: int | Sequence[int], num_layers: int, per: int | None = None) -> list[Amount | None]:
-    """Remove ``counts`` patch tokens in every layer, or ``counts[i]`` in layer i and none beyond the list.
-
-    Raises:
-        VitrimError: the list is longer than the model is deep.
-    """
+    """Remove ``counts`` patch tokens in every layer, or ``counts[i]`` in layer i and none beyond the list."""
     if isinstance(counts, int):
         return [Remove(counts, per)] * num_layers
     if len(counts) > num_layers:
@@ -257,15 +240,12 @@ def keep_rate(
 ) -> list[Amount | None]:
     """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere.
 
-    ``rate`` may list one rate per block, in order of depth. Rules that use powers of the rate then use products: each
-    stage keeps its share of what earlier stages left.
+    ``rate`` may list one rate per block, in order of depth. Rules with powers of the rate then use products: each stage
+    keeps its share of what earlier stages left.
 
     Example:
         >>> [amount.keep(196, 196) for amount in keep_rate([0.8, 0.5], [1, 3], "floor_initial_power", 4) if amount]
         [156, 78]
-
-    Raises:
-        VitrimError: ``blocks`` is empty, repeats a block or names a missing one, or ``rate`` has another length.
     """
     check_blocks(blocks, num_layers)
     rates = one_each(rate, len(blocks), "keep_rate")
@@ -304,10 +284,7 @@ def removed_by(initial: int, counts: Sequence[float]) -> list[int]:
 
 
 def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
-    """One value for each of ``count`` blocks, from as many values or from one for all.
-
-    Raises:
-        VitrimError: another number of values; the message calls them ``what``.
+    """One value for each of ``count`` blocks, from as many values or from one for all; errors call them ``what``.
 
     Example:
         >>> one_each(8, 3, "r"), one_each([16, 8], 2, "r")
@@ -320,18 +297,12 @@ def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
 
 
 def check_blocks(blocks: Sequence[int], num_layers: int) -> None:
-    """Refuse ``blocks`` that are empty, repeat a block, or name one that a model of ``num_layers`` lacks.
-
-    A reduction would silently do nothing, or not what was asked.
-    """
-    valid = f"the model has blocks 0 to {num_layers - 1}"
-    if not blocks:
-        raise VitrimError(f"no blocks are given: {valid}")
+    """Refuse ``blocks`` that are empty, repeat a block, or name one that a model of ``num_layers`` lacks."""
     wrong = [block for block in blocks if not 0 <= block < num_layers]
-    if wrong:
-        raise VitrimError(f"blocks {wrong} do not exist: {valid}")
-    if len(set(blocks)) < len(blocks):
-        raise VitrimError(f"blocks {list(blocks)} name a block twice")
+    twice = len(set(blocks)) < len(blocks)
+    if not blocks or wrong or twice:
+        which = f"blocks {wrong} do not exist" if wrong else f"blocks {list(blocks)} name a block twice"
+        raise VitrimError(f"{which if blocks else 'no blocks are given'}: the model has blocks 0 to {num_layers - 1}")
 
 
 def quarter_blocks(num_layers: int) -> tuple[int, ...]:

@@ -40,12 +40,9 @@ def needs_of(score: Score) -> Needs:
 
 
 class ScorerReducer(Reducer[C]):
-    """Prune all but the patches with the highest score, which a subclass defines in `score`.
+    """Prune all but the patches with the highest score, which a subclass defines in `score`, without gradient.
 
-    Kept patches come in descending order of score. No gradient flows through the choice.
-
-    Class attributes:
-        stable: the first of equal scores stays; otherwise any.
+    Kept patches come in descending order of score; of equal ones the first stays if ``stable``, else any.
 
     Example:
         >>> class Loudest(ScorerReducer[StagedConfig]):
@@ -85,18 +82,14 @@ class ScorerReducer(Reducer[C]):
 
 
 class EarlyScorer(nn.Module):
-    """Computes scores in `Reducer.remember`, before its reducer is called.
+    """Computes scores in `Reducer.remember`, as a module, so that the MAC counter can attribute the cost to deciding.
 
-    A module of its own, so that the MAC counter can attribute the cost to deciding. A reducer's forward must not call
-    it, because its products are counted there already.
+    A reducer's forward must not call it, because its products are counted there already.
     """
 
 
 def patch_score(attention: Attention, state: TokenState, score: Score, *, gradient: bool = False) -> Tensor:
-    """(B, P) attention that each patch receives, averaged over heads, in at least float32.
-
-    Without gradient unless ``gradient``: a choice has none, only weights do.
-    """
+    """(B, P) attention that each patch receives, averaged over heads, in at least float32."""
     if not gradient:
         attention = attention.detach()
     if score == "class_token":
@@ -143,16 +136,17 @@ def prune_flagged(
 ) -> Hard | None:
     """Keep the patches flagged in ``chosen`` (B, P), in order, a number that may differ per image. None if all stay.
 
-    Images are padded to the longest of the batch, whose count is read from the device; compiled, exported, traced or
-    with ``to_bound``, to ``most``, the largest possible count. With ``follows``, a graph exported for single images has
-    data-dependent sizes instead (`flagged`), for methods whose counts have no useful bound.
+    Images are padded to the longest of the batch; compiled, exported, traced or with ``to_bound``, to ``most``, the
+    largest possible count. With ``follows``, a graph exported for single images has data-dependent sizes (`flagged`).
     """
     if follows and sizes_follow(chosen):
         return prune(state, flagged(chosen))
+    # The flagged patches first, in order, and behind them the others, which fill shorter rows as padding.
     order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
     if to_bound or torch.compiler.is_compiling() or is_traced():
         keep = order[:, :most]
         return prune(state, keep, valid=chosen.gather(1, keep))
+    # The one place where the counts are read from the device.
     counts = chosen.sum(1).tolist()
     longest = max(counts, default=most)
     if min(counts, default=most) == state.num_patches:
@@ -166,16 +160,12 @@ def masked_softmax(logits: Tensor, policy: Tensor) -> Tensor:
     """Softmax of (B, H, M, N) over the tokens that ``policy`` (B, N) keeps and each token itself, smoothed by 1e-6.
 
     Differentiable in the policy; in at least float32. Query row i belongs to token i.
-
-    Example:
-        >>> masked_softmax(torch.zeros(1, 1, 2, 2), torch.tensor([[1.0, 0.0]])).squeeze().round(decimals=3)
-        tensor([[1.0000, 0.0000],
-                [0.5000, 0.5000]])
     """
     logits = logits.to(decision_dtype(logits.dtype))
     rows, n = logits.shape[-2:]
     own = torch.eye(rows, n, dtype=logits.dtype, device=logits.device)
     mask = policy[:, None, None, :].to(logits.dtype)
+    # A token always attends to itself, so a row never sums to zero.
     mask = mask + (1.0 - mask) * own
     weight = (logits - logits.amax(dim=-1, keepdim=True)).exp() * mask
     return (weight + EPSILON / n) / (weight.sum(dim=-1, keepdim=True) + EPSILON)

@@ -1,7 +1,6 @@
 """Selection of the image tokens that a language model gets: `Selector`, its input `Seen`, and tensor functions.
 
 A selector acts behind an image tower, on all tokens of an image at once, and uses nothing of the model except `Seen`.
-`vitrim.reduce_(model, select=...)` passes its choice to the language model.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from vitrim.core.tokens import decision_dtype
 from vitrim.errors import VitrimError
 
 Place = Literal["image", "before", "behind"]
-"""The image itself; or its tokens in front of the connector, as the tower makes them; or behind it, as the language
-model gets them."""
+"""The image itself; or its tokens in front of the connector; or behind it, as the language model gets them."""
 AttentionUse = Literal["none", "read", "last"]
 """The tower block whose attention a selector needs: the one whose output the connector reads, or the last one."""
 Positions = Literal["closed", "original"]
@@ -37,11 +35,10 @@ class Seen:
     Attributes:
         features: (B, N, D), at the selector's `Selector.place`.
         grid: frames, rows and columns of the N tokens; None if a reduction removed some.
-        scores: (B, N) attention that each token gets from the class token, or from all tokens without one; mean over
-            heads.
+        scores: (B, N) attention that each token gets from the class token, or from all tokens; mean over heads.
         keys: (B, N, d) keys, mean over heads.
         class_token: (B, D), beside ``features``; None if there is none, or the connector drops it.
-        query, wide_keys: (B, C) query of the class token, (B, 1 + N, C) keys of it and of all tokens; heads
+        query, wide_keys: (B, C), (B, 1 + N, C) query of the class token, keys of it and of all tokens; heads
             concatenated.
         text: (M, D) embeddings of the prompt's text for every image, as the language model gets them.
     """
@@ -98,13 +95,7 @@ class Choice(NamedTuple):
 
 
 class SelectorNeeds(NamedTuple):
-    """The needs of a selector: what a model must have.
-
-    Attributes:
-        attention: of a block of the tower.
-        class_token: a class token in the tower.
-        text: the prompt; without it the choice is the same for every text.
-    """
+    """The needs of a selector: attention of a block of the tower, a class token, the text of the prompt."""
 
     attention: AttentionUse = "none"
     class_token: bool = False
@@ -160,11 +151,7 @@ class Selector(Options):
         return self.tokens is None and self.keep is None and self.default_keep is None
 
     def budget(self, tokens: int) -> int:
-        """The number of an image's ``tokens`` to keep, those without a place included.
-
-        Raises:
-            VitrimError: it depends on the image.
-        """
+        """The number of an image's ``tokens`` to keep, those without a place too; an error if images decide."""
         if self.tokens is not None:
             return min(self.tokens, tokens)
         share = self.keep if self.keep is not None else self.default_keep
@@ -177,12 +164,8 @@ class Selector(Options):
         return min(max(count, 1), tokens)
 
     def count(self, grid: Sequence[int] | int) -> int:
-        """Tokens kept of an image or video, from its ``grid`` alone.
-
-        ``grid`` is (rows, columns), (frames, rows, columns), or the number of tokens.
-
-        Raises:
-            VitrimError: the number depends on the image, or ``grid`` is invalid.
+        """Tokens kept of an image or video, from its ``grid`` alone: (rows, columns), (frames, rows, columns), or a
+        number.
 
         Example:
             >>> import vitrim
@@ -199,16 +182,13 @@ class Selector(Options):
             grid: of the tokens; required for videos.
             text: (M, D) embeddings of the prompt's text, for selectors that read it.
 
-        Raises:
-            VitrimError: the selector needs the tower's attention, or changes tokens.
-
         Example:
             >>> import torch, vitrim
             >>> vitrim.parse_selector("divprune:tokens=2").mask(torch.tensor([[1.0, 0], [1, 0.1], [0, 1]]))
             tensor([ True, False,  True])
         """
         if self.needs().attention != "none":
-            raise VitrimError(f"{self.name} needs the tower's attention: a mask of features alone is not known")
+            raise VitrimError(f"{self.name} needs the tower's attention: there is no mask of features alone")
         whole = None if grid is None else as_grid(grid)
         seen = Seen(features[None], whole, text=None if text is None else [text])
         (choice,) = self.select(seen)
@@ -253,10 +233,7 @@ class ImageSelector(Selector):
 
 
 class Choosing(nn.Module):
-    """Runs everything spent on choosing, as a module, so that counters and timers can attribute it.
-
-    ``selector`` may be replaced between forwards.
-    """
+    """Runs everything spent on choosing, as a module, so that counters and timers can attribute it."""
 
     def __init__(self, selector: Selector) -> None:
         super().__init__()
@@ -284,14 +261,13 @@ def as_grid(grid: Sequence[int] | int) -> FrameGrid:
 def unit_rows(x: Tensor, least: float | None = None) -> Tensor:
     """Rows of ``x`` (..., N, D) divided by their lengths, or by ``least`` if shorter, in at least float32.
 
-    Rows of zeros stay zeros, so no cosine is NaN.
-
     Example:
         >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
         [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     x = x.to(decision_dtype(x.dtype))
     length: Tensor = x.norm(dim=-1, keepdim=True)
+    # Rows of zeros stay zeros, so no cosine is NaN.
     return x / length.clamp_min(torch.finfo(x.dtype).tiny if least is None else least)
 
 
@@ -331,4 +307,5 @@ def complement(kept: Tensor, count: int) -> Tensor:
         tensor([[0, 2]])
     """
     gone = torch.ones(kept.shape[0], count, dtype=torch.bool, device=kept.device).scatter(1, kept, False)
+    # `nonzero` goes row by row, and every row has as many.
     return gone.nonzero()[:, 1].view(kept.shape[0], count - kept.shape[1])

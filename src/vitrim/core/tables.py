@@ -1,9 +1,8 @@
 """Tables by name or class: dicts that files fill when they are imported, and a `Registry` over all host libraries.
 
-Methods, tasks and losses register themselves: a decorator adds them to a dict, and the first reader imports all files
-of the folder. Hosts are listed: ``hosts/LIBRARY/__init__.py`` maps model classes to files, and only the file needed is
-imported, with its library; decorators register users' own. An import error propagates: an entry that is silently
-missing is worse than a traceback.
+Methods, tasks and losses register themselves: the first reader imports all files of the folder. Hosts are listed:
+``hosts/LIBRARY/__init__.py`` maps model classes to files, and only the file needed is imported, with its library. An
+import error propagates: an entry that is silently missing is worse than a traceback.
 """
 
 from __future__ import annotations
@@ -41,24 +40,16 @@ def itself(value: Any) -> Any:
 def enter(table: dict[K, Any], key: K, value: object, what: str, code: Callable[[Any], Any] = itself) -> None:
     """Register ``value`` under ``key``; the message calls the entry ``what``.
 
-    The key must be free, or have an entry from the same place: a cell of a notebook that runs again, or a module that
-    is loaded again, replaces its own.
-
     Args:
-        table: gets the entry.
-        key: of the entry.
-        value: the entry.
-        what: it is, for the message.
+        what: the entry is, for the message.
         code: the class or function that an entry is made from; by default the entry itself.
-
-    Raises:
-        VitrimError: the key has an entry from elsewhere.
 
     Example:
         >>> enter({"tome": 1}, "tome", 2, "method 'tome'")
         Traceback (most recent call last):
         vitrim.errors.VitrimError: method 'tome' is registered twice, by 1 and 2
     """
+    # From the same place is a cell of a notebook that runs again, or a module that is loaded again.
     if key in table and not _same_place(code(table[key]), code(value)):
         raise VitrimError(f"{what} is registered twice, by {table[key]} and {value}")
     table[key] = value
@@ -99,17 +90,13 @@ def written_table(library: str, table: str) -> Mapping[str, str]:
     """A table of ``hosts/LIBRARY/__init__.py``, whose values are places, ``file:name`` in that folder."""
     if library not in libraries():
         return {}
+    # The tables are text: importing them imports no library.
     found: Mapping[str, str] = getattr(importlib.import_module(f"vitrim.hosts.{library}"), table, {})
     return found
 
 
 def number_of_families() -> int:
-    """The number of host families, whatever is installed.
-
-    Example:
-        >>> number_of_families() > 50
-        True
-    """
+    """The number of host families, whatever is installed."""
     return sum(len(set(written_table(library, "HOSTS").values())) for library in libraries())
 
 
@@ -153,13 +140,7 @@ def load_entry(library: str, place: str) -> Any:
 
 @dataclass
 class Registry(Generic[T]):
-    """A table over all libraries: their written tables, and what users register.
-
-    Attributes:
-        name: of the written tables.
-        what: an entry is, for messages.
-        entries: those of users, and those whose files were imported.
-    """
+    """A table over all libraries: their tables called ``name``, and ``entries`` of users and imported files."""
 
     name: str
     what: str

@@ -1,8 +1,4 @@
-"""`TokenState` follows the tokens through a forward; `Trace` passes it from block to block, per thread.
-
-A state records where its tokens come from as a chain of reductions. Most forwards never read it, so the chain is
-evaluated on first use.
-"""
+"""`TokenState` follows the tokens through a forward; `Trace` passes it from block to block, per thread."""
 
 from __future__ import annotations
 
@@ -23,7 +19,8 @@ from vitrim.errors import VitrimError
 class IndexMap:
     """Indices of input tokens among the current tokens, and back. Subclasses define how a step changes both.
 
-    Where ``source`` or ``position`` is not known, ``num_inputs`` or ``num_tokens`` gives N0 or N.
+    Most forwards never read them, so a chain of steps is kept, and evaluated on first use. Where ``source`` or
+    ``position`` is not known, ``num_inputs`` or ``num_tokens`` gives N0 or N.
     """
 
     def __init__(
@@ -57,10 +54,8 @@ class IndexMap:
 class Moved(IndexMap):
     """The map after every old token went to at most one new token; arguments as of `assignment.Hard`.
 
-    Args:
-        before: the map of the N old tokens.
-        pruned: some input tokens had no current index before.
-        hidden: banked tokens that were members of a group but keep their own value; None for none.
+    ``pruned``: some input tokens had no current index before. ``hidden``: banked tokens that were members of a group
+    but keep their own value.
     """
 
     def __init__(
@@ -81,6 +76,7 @@ class Moved(IndexMap):
 
     def _find_source(self) -> Tensor:
         target = new_index(self.before.num_tokens, self.anchor, self.moved, self.into, self.valid)
+        # -1 for what was pruned before is no index, and costs two more operations only where there is some.
         source = follow(target, self.before.source) if self.pruned else target.gather(1, self.before.source)
         return source if self.hidden is None else source.masked_fill(self.hidden.member >= 0, -1)
 
@@ -89,10 +85,7 @@ class Moved(IndexMap):
 
 
 class Mixed(IndexMap):
-    """The map after every new patch token became a mix of all old ones. Follows the largest weights, for plots.
-
-    ``matrix`` (B, M, P) are the weights of the P old patches in each of the M new ones; the prefix stays.
-    """
+    """The map after all patches were mixed by ``matrix`` (B, M, P): follows the largest weights, for plots."""
 
     def __init__(self, before: IndexMap, num_prefix: int, matrix: Tensor) -> None:
         super().__init__(num_inputs=before.num_inputs, num_tokens=num_prefix + matrix.shape[1])
@@ -143,6 +136,7 @@ class Refilled(IndexMap):
 
     def _find_source(self) -> Tensor:
         source, end = self.before.source, self.before.num_tokens
+        # Entries of the bank are appended in order, so each one's tokens begin where those of the one before end.
         for entry in self.banked:
             source = torch.where(entry.member >= 0, entry.member + end, source)
             end += entry.count
@@ -202,11 +196,9 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` (B, M) of the tokens ``x`` (B, N, C), as (B, M, C).
-
-    One ``index_select`` on flattened tokens (B*N, C): several times faster on a CPU than a gather with an index
-    expanded over channels, and as fast on a GPU.
-    """
+    """Rows ``index`` (B, M) of the tokens ``x`` (B, N, C), as (B, M, C)."""
+    # One `index_select` on flattened tokens (B*N, C): several times faster on a CPU than a gather with an index
+    # expanded over channels, and as fast on a GPU.
     batch, n, channels = x.shape
     return x.reshape(batch * n, channels).index_select(0, flat_index(index, n)).view(batch, index.shape[1], channels)
 
@@ -250,11 +242,8 @@ def sizes_follow(x: Tensor) -> bool:
 
 
 def flagged(flags: Tensor) -> Tensor:
-    """(1, K) places of the set ``flags`` (1, N) of a single image, in order.
-
-    The only operation of an exported graph with a data-dependent shape. Every call gives an independent size, so sizes
-    do not nest from block to block.
-    """
+    """(1, K) places of the set ``flags`` (1, N) of a single image, in order: a data-dependent shape."""
+    # Every call gives an exported graph an independent size, so sizes do not nest from block to block.
     places: Tensor = flags[0].nonzero(as_tuple=True)[0]
     return places.unsqueeze(0)
 
@@ -269,8 +258,8 @@ class Asked:
     """The outputs that a forward is asked for besides its own, fixed when it begins (`Trace.asking`).
 
     Attributes:
-        full_grids: all N0 tokens after every block, un-merged (dense outputs): merged ones as copies of their group,
-            pruned ones as zeros. Blocks still compute on reduced tokens; the cost is two gathers per block.
+        full_grids: all N0 tokens after every block (dense outputs): merged ones as copies of their group, pruned ones
+            as zeros. Blocks still compute on reduced tokens.
         spares_last: except after the last block, which returns what it otherwise would (survivors, soft tokens).
         compact: the remaining tokens as they are, for a language model; their states are kept.
         watched: depths of the blocks whose attention is kept, in `Call.attentions`.
@@ -306,20 +295,17 @@ class TokenState:
     Attributes:
         size: (B, N) float32 (float64 in a float64 model), the number of input tokens each token represents.
         index_map: where the tokens come from; `source` and `position` are computed from it on first use.
-        num_prefix: protected tokens at the front (class, distillation, registers).
         mask: (B, N) bool, False for padding; None if every image has the same count.
         uniform: nothing has merged: every size is 1, and attention needs no key bias.
         reduced: order or length has changed: position tables must be gathered by ``position``.
         lost: some input tokens were pruned for good.
         mixed: some tokens are soft mixtures, which cannot be recovered from the full grid.
-        grid: rows and columns of the patches of this forward, in raster order; None if no method needs them
-            (`Needs.grid`), or they are unknown (patch dropout).
+        grid: rows and columns of the patches, in raster order; None if no method needs them, or they are unknown.
         held: (B, N, C) tokens for the next block, where the full grid does not determine them; else None.
         bank: pruned tokens that a later block brings back.
         banking: everything pruned goes to the bank, because its place will be read (`MethodConfig.restore`).
         carry: tensors (B, N, ...) of a method, moved with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
-        asked: what this forward is to return.
 
     Example:
         >>> state = TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)
@@ -416,27 +402,22 @@ class TokenState:
         return self.grid
 
     def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
-        """The bias (B, 1, 1, N) of the attention logits per key: log(size) and the mask; None if neither applies.
-
-        Proportional attention (ToMe section 3): a token that represents s tokens gets s times the weight. Masked keys
-        get -1e4, which is finite so that an image of masked tokens only gives no NaN.
-        """
+        """The bias (B, 1, 1, N) of the attention logits: log(size) (ToMe section 3) and the mask, or None."""
         bias = None
         if proportional and not self.uniform:
+            # A token that represents s tokens gets s times the weight.
             bias = self.size.log()
         if self.mask is not None:
             bias = torch.zeros_like(self.size) if bias is None else bias
+            # Finite, so that an image of masked tokens only gives no NaN.
             bias = bias.masked_fill(~self.mask, -1e4)
         return None if bias is None else bias.to(dtype).unsqueeze(1).unsqueeze(1)
 
     def patch_rows(self, table: Tensor) -> Tensor:
-        """Rows of a ``table`` over the input patches, for the current ones: a merged token reads its anchor's.
+        """Rows of a ``table`` over the input patches, for the current ones (B, ..., P, d): a merged token reads its
+        anchor's.
 
-        Args:
-            table: (..., P0, d), for all images, or (B, ..., P0, d) with ``table.dim() == 4``.
-
-        Returns:
-            ``table`` itself while nothing was reduced, else (B, ..., P, d).
+        ``table``: (..., P0, d) for all images, or (B, ..., P0, d) with four dimensions; itself if nothing was reduced.
         """
         if not self.reduced:
             return table
@@ -448,13 +429,11 @@ class TokenState:
         return rows.movedim(-3, 0)
 
     def pair_bias(self, table: Tensor, rows: int | None = None) -> Tensor:
-        """A ``table`` (H, N0, N0) over pairs of input tokens, for the current tokens: (B, H, N, N).
-
-        (1, H, N0, N0) while nothing was reduced. With ``rows``, only that many queries.
-        """
+        """A ``table`` (H, N0, N0) over pairs of input tokens, for the current ones: (B, H, N or ``rows``, N)."""
         heads, n = table.shape[0], table.shape[-1]
         if not self.reduced:
             return table[:, :rows].unsqueeze(0)
+        # The pair (i, j) of input tokens is entry i * N0 + j of the flattened table.
         pairs = self.position[:, :rows].unsqueeze(2) * n + self.position.unsqueeze(1)
         return table.reshape(heads, n * n)[:, pairs].transpose(0, 1)
 
@@ -554,7 +533,6 @@ class Entered(NamedTuple):
         config: the method's options at that time.
         rows: batch rows: images, or their windows.
         patches: of a row.
-        grid: their rows and columns, see `TokenState.grid`.
         windows: rows per image, which are reduced separately.
     """
 
@@ -566,7 +544,7 @@ class Entered(NamedTuple):
 
 
 class Note(NamedTuple):
-    """The attention of one watched block (`Asked.watched`): its depth, queries and keys, and the state of its tokens.
+    """The attention of one watched block (`Asked.watched`), without values, and the state of its tokens.
 
     ``images`` are the indices of the rows among the images of the whole call; None for all in order.
     """
@@ -581,18 +559,14 @@ class Note(NamedTuple):
 class Call:
     """A thread's running or last forward: what is asked of it, and what it records.
 
-    A family whose blocks share more than that has a subclass (`ReducedBlock.call_class`).
-
     Attributes:
         asked: of all forwards in the current context.
         once: of the next forward alone; None for nothing more.
         grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`), if the method asks for them.
         patches: the number of the latest patches, at most; None if unknown.
         entered: what entered the first block, once per image size.
-        latest: depth and state of the last block that ran.
-        final: the state after the last block.
+        latest: depth and state of the last block that ran; ``final``: the state after the last block.
         states: the initial one, then one per block that has run. Empty unless recording.
-        attentions: of watched blocks.
         image_places: tokens of each image that last went to the language model; None before.
     """
 
@@ -623,11 +597,10 @@ class _Calls(threading.local):
 
 
 class Trace:
-    """Record shared by the blocks of one reduced model. Everything about a forward is kept per thread (`call`).
+    """Record shared by the blocks of one reduced model, kept per thread (`call`): threads may share the model.
 
-    So threads may share the model: none sees the full grids, states or auxiliary outputs of another. Auxiliary outputs
-    keep their autograd graph alive until the thread's next forward. Copies and pickles start empty, so an EMA copy of a
-    model never shares the state of the original.
+    Auxiliary outputs keep their autograd graph alive until the thread's next forward. Copies and pickles start empty,
+    so an EMA copy never shares the state of the original.
 
     Attributes:
         recording: keep the state after every block.
@@ -677,11 +650,7 @@ class Trace:
 
     @contextmanager
     def asking(self, asked: Asked) -> Iterator[list[Note]]:
-        """Ask more of this thread's forwards within the context, in addition to outer contexts.
-
-        Yields:
-            The attention of watched blocks, a list that grows.
-        """
+        """Ask more of this thread's forwards within the context; yields the list that watched blocks add to."""
         call = self._calls.own
         before, notes = call.asked, call.attentions
         call.asked = before | asked

@@ -1,8 +1,7 @@
 """Installed versions of libraries, and what older versions of torch lack or name differently.
 
-A difference between versions lives in one file per library (``hosts/LIBRARY/versions.py``; torch's here) and names the
-version that ends it. It is deleted when the lower bound in ``pyproject.toml`` reaches that version;
-`docs/deprecation.md` has the policy.
+A difference names the version that ends it, in one file per library (``hosts/LIBRARY/versions.py``; torch's here), and
+goes when the lower bound in ``pyproject.toml`` reaches that version; see `docs/deprecation.md`.
 """
 
 from __future__ import annotations
@@ -21,12 +20,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The first three numbers of a version.
-
-    Example:
-        >>> numbers("5.0.0.dev0") < numbers("5.20") < numbers("2026.4")
-        True
-    """
+    """The first three numbers of a version."""
     return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
 
 
@@ -58,14 +52,7 @@ def require(package: str, since: str, what: str, error: type[VitrimError] = Vitr
 
 
 def constant(function: F) -> F:
-    """`torch.compiler.assume_constant_result`, without its import of the whole compiler, which takes seconds.
-
-    Example:
-        >>> def marked() -> int: ...
-        >>> def others() -> int: ...
-        >>> vars(constant(marked)) == vars(torch.compiler.assume_constant_result(others))
-        True
-    """
+    """`torch.compiler.assume_constant_result`, without its import of the whole compiler, which takes seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 

@@ -3,9 +3,8 @@
     file = vitrim.export(model, "tome:r=13", "m.onnx")
     logits = file.run(images)
 
-An `Engine` prepares a model and gives a `Runnable`: a module, or a file. A `Program` is the exported module; a `Format`
-writes it and names the engine that runs it; `check` compares the two; `bound` fixes the token counts of adaptive
-methods, as `vitrim.freeze` does.
+An `Engine` prepares a model and gives a `Runnable`: a module, or a file that a `Format` wrote from the exported
+`Program`; `check` compares the two; `bound` fixes the token counts of adaptive methods, as `vitrim.freeze` does.
 """
 
 from vitrim.engines.exported import Exported

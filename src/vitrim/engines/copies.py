@@ -21,36 +21,20 @@ from vitrim.engines.prefill import Prefill
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` that shares its parameters and buffers, so it needs almost no memory.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> shared_copy(layer).weight is layer.weight
-        True
-    """
+    """A copy of ``model`` that shares its parameters and buffers, so it needs almost no memory."""
+    # `deepcopy` takes what its memo names for copied already.
     weights = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(weight): weight for weight in weights})
 
 
 def take_learned(reduction: Reduction, learned: Path | None) -> None:
-    """Load the parameters of a saved reduction if it is of the same method; others keep their parameters.
-
-    Args:
-        learned: folder of `Reduction.save`, or None.
-
-    Raises:
-        VitrimError: the folder holds no reduction, or its parameters do not fit.
-    """
+    """Load the parameters in ``learned``, a folder of `Reduction.save`, if they are of the same method."""
     if learned is not None and reduction.config.name == saved_method(learned):
         reduction.load_parameters(learned)
 
 
 def reduced_copy(model: nn.Module, method: MethodConfig | str, learned: Path | None = None) -> nn.Module:
-    """A copy of ``model`` that shares its weights and is reduced by ``method``; a `Prefill` with ``compact=True``.
-
-    Args:
-        learned: see `take_learned`.
-    """
+    """A copy of ``model`` that shares its weights and is reduced by ``method``; a `Prefill` with ``compact=True``."""
     refuse_reduced(model)
     reduced = shared_copy(model)
     select = model.select if isinstance(model, Prefill) else None
@@ -60,13 +44,7 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str, learned: Path | N
 
 @dataclass(frozen=True)
 class Apart:
-    """A dense model and how it was reduced.
-
-    Attributes:
-        method: method of the reduction; None without one.
-        select: selector of image tokens; None without one.
-        learned: folder with the method's parameters, for `take_learned`.
-    """
+    """A dense model and how it was reduced: by which method and selector, with the parameters in a folder."""
 
     model: nn.Module
     method: MethodConfig | None = None
@@ -83,8 +61,7 @@ class Apart:
 def apart(model: nn.Module) -> Iterator[Apart]:
     """Separate ``model`` from its reduction; the dense model is a copy that shares its weights.
 
-    The folder of learned parameters exists within the ``with`` statement only. `VitrimError` if several parts of the
-    model are reduced.
+    The folder of learned parameters exists within the ``with`` statement only. An error if several parts are reduced.
 
     Example:
         >>> import timm
@@ -108,16 +85,9 @@ def apart(model: nn.Module) -> Iterator[Apart]:
 def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
     """Copies of the unreduced model, one for each attention kernel of its library, which share its weights.
 
-    The keys are "fused" and "unfused" for hosts with both, else "host". The faster kernel depends on device, dtype and
-    shape, so a fair baseline measures both.
-
-    Example:
-        >>> from timm.models import VisionTransformer
-        >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2)
-        >>> copies = dense_copies(model)
-        >>> [dense.blocks[0].attn.fused_attn for dense in copies.values()]
-        [True, False]
+    The keys are "fused" and "unfused" for hosts with both, else "host".
     """
+    # The faster kernel depends on device, dtype and shape, so a fair baseline measures both.
     library = ask(model)
     fused, unfused = shared_copy(model), shared_copy(model)
     if not library.set_fused(fused, True):

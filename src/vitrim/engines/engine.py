@@ -1,7 +1,6 @@
 """Engines to time a model on, each in a precision: eager PyTorch, torch.compile, and engines that run files.
 
-An engine prepares a model for batches of one size, which may take minutes, and returns a `Runnable`. Every format of
-`vitrim.engines.formats` is an engine.
+An engine prepares a model for batches of one size, which may take minutes, and returns a `Runnable`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Engine(ABC):
     Attributes:
         label: name in rows.
         precisions: precisions that the engine supports, if the machine does.
-        compiled: True for torch.compile.
         whole_models_only: parts of a model (`Library.front`) cannot run on it.
         runs_prompts: the prefill of a vision-language model can run on it.
     """
@@ -62,12 +60,7 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, device: torch.device) -> None:
-        """Refuse an engine that cannot run here.
-
-        Raises:
-            MissingPackageError: a package is missing.
-            VitrimError: the engine does not support this device.
-        """
+        """Refuse an engine that cannot run here: `MissingPackageError`, or `VitrimError` for another device."""
 
     def lacks(self) -> str | None:
         """The reason why this engine or machine does not support the precision; None if it does."""
@@ -86,8 +79,7 @@ class Engine(ABC):
         Args:
             model: dense or reduced, in eval mode and in `dtype`; may be kept, is not changed.
             images: (B, C, H, W), normalised.
-            folder: for files, which must exist as long as the result is used. Engines with the same folder share the
-                files of a model.
+            folder: for files, which must exist as long as the result is used; engines share the files of a model in it.
             calibration: (N, C, H, W) to calibrate int8 on; None for ``images``.
         """
 
@@ -129,20 +121,16 @@ def listed(given: str | Engine | Sequence[str | Engine] | None) -> list[Any]:
 def engines_named(
     names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",), device: torch.device | None = None
 ) -> tuple[list[Engine], list[str]]:
-    """The engines of names and precisions; `Engine` objects are used as they are.
+    """The engines of names and precisions, and a sentence for every precision that one lacks or supports in part.
 
     Args:
-        names: names of `engines`, or engines.
+        names: names of `engines`, or engines, which are used as they are.
         precisions: keys of `vitrim.engines.formats.base.PRECISIONS`, for the names.
         device: device of the models; default: the CPU.
 
-    Returns:
-        The engines, and a sentence for every precision that an engine lacks or supports in part.
-
     Raises:
         MissingPackageError: a package is missing.
-        VitrimError: a missing, unknown or duplicate name or precision; an engine that does not support the device or
-            any of the precisions.
+        VitrimError: an unknown or duplicate name or precision; an engine that supports neither device nor precision.
 
     Example:
         >>> found, lacking = engines_named(["eager", "compile"], ["bf16"])
@@ -164,16 +152,19 @@ def engines_named(
             candidates = [engine for precision in precisions for engine in engines()[name](precision)]
         else:
             raise unknown("engine", name, engines())
+        # One name's engines differ in precision and options, not in what they need.
         candidates[0].check(device or torch.device("cpu"))
         kept = [engine for engine in candidates if engine.lacks() is None]
         if not kept:
             wanted = ", ".join(dict.fromkeys(one.precision for one in candidates))
             raise VitrimError(f"{candidates[0].lacks()}: {candidates[0].label} cannot run in {wanted}")
         for engine in kept:
+            # Here and not while timing: the package is missed before minutes of other engines.
             if engine.precision == "int8":
                 check_quantiser()
         found += kept
         left = (f"{one.lacks()}: not timed in {one.precision}" for one in candidates if one.lacks() is not None)
+        # Several engines of a name lack the same precision: one sentence.
         lacking += dict.fromkeys(left)
         lacking += [remark for engine in kept if (remark := engine.remark()) is not None]
     texts = [str(engine) for engine in found]
@@ -200,12 +191,7 @@ class Eager(Engine):
 
 
 class Compiled(Engine):
-    """``torch.compile`` in its default mode.
-
-    Args:
-        freezing: treat weights as constants, which inductor folds and packs for the processor's matrix products: for
-            inference only, with a second copy of the weights in memory.
-    """
+    """``torch.compile`` in its default mode; ``freezing`` treats weights as constants, with a second copy in memory."""
 
     compiled = True
 
@@ -225,6 +211,7 @@ class Compiled(Engine):
         # the option distinguishes compiled variants of one code; tracing reads the setting
         call: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
         made = Module(model, self.label, self.precision, len(images), call)
+        # Compiles now, for this batch size, and not in the first timed run.
         with torch.inference_mode(), inductor.patch(freezing=self.freezing):
             made.run(made.given(images))
         return made
@@ -232,18 +219,17 @@ class Compiled(Engine):
 
 @contextmanager
 def compilation(compiled: bool) -> Iterator[None]:
-    """Configure torch.compile for many variants of one model.
-
-    Its cache is per source line, so the dense and all reduced models share one: with the default limit of 8 entries,
-    the ninth would silently run uncompiled. The cache is also cleared, because otherwise a second batch size would be
-    compiled for dynamic sizes.
-    """
+    """Configure torch.compile for many variants of one model."""
     if not compiled:
         yield
         return
+    # Its cache is per source line, so the dense and all reduced models share one: with the default limit of 8 entries,
+    # the ninth would silently run uncompiled. The cache is also cleared, because otherwise a second batch size would be
+    # compiled for dynamic sizes.
     import torch._dynamo  # takes a second to load
 
     torch.compiler.reset()
+    # Both limits: each would end compilation silently.
     limits = {"recompile_limit": COMPILED_VARIANTS, "accumulated_recompile_limit": COMPILED_VARIANTS}
     with torch._dynamo.config.patch(limits):
         yield
@@ -256,16 +242,7 @@ class FileEngine(Engine):
     """An engine that runs a file of one format on the CPU.
 
     The file is for batches of one size only: engines are faster with static shapes, especially with many small
-    operations (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
-
-    Args:
-        kind: the format.
-        precision: fp32, or a precision into which the engine converts fp32 weights.
-
-    Example:
-        >>> from vitrim.engines.formats import format_named
-        >>> str(FileEngine(format_named(None, Path("m.onnx")), "int8"))
-        'onnxruntime int8'
+    operations (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %). Other precisions are converted from fp32 weights.
     """
 
     whole_models_only = True
@@ -299,13 +276,13 @@ class FileEngine(Engine):
         return torch.float32
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Exported:
-        """Export the model and run it once, which opens the engine.
+        """Export the model, or take its file in ``folder``, and run it once, which opens the engine.
 
-        The fp32 file is written first and then converted to another precision, unless the files are in ``folder``. A
-        model whose token counts depend on the image is compared with its file on ``calibration``, if given.
+        A model whose token counts depend on the image is compared with its file on ``calibration``, if given.
         """
         size = len(images)
         place = folder / f"{self.label}-{size}{self.kind.suffix}"
+        # Engines of one format in several precisions begin with the same fp32 file.
         if place.exists():
             file = Exported.open(place, trust=True)
         else:
@@ -322,6 +299,7 @@ class FileEngine(Engine):
             if made.exists():
                 file = Exported.open(made)
             else:
+                # Whole batches only: the file takes no other size.
                 given = images if calibration is None or len(calibration) < size else calibration
                 batches = [as_array(each) for each in given.split(size) if len(each) == size]
                 file = file.in_precision(self.precision, made, batches)

@@ -44,19 +44,15 @@ class Exported:
     """One exported file, from `vitrim.export` or `open`.
 
     Attributes:
-        path: path of the file.
         format: onnx, pt2, aoti or openvino.
         inputs: shapes by name; the text "batch" means any batch size.
         nodes: operations in the graph; 0 if unknown.
         bytes: size of the file and of the weights beside it.
         metadata: version, method, model, preprocessing, classes, tokens per block, MACs, precision.
-        threads: threads of the engine, if it has its own (onnx, openvino); None for torch's number of threads when the
-            engine opens. pt2 and aoti run on torch's threads.
+        threads: threads of the engine, if it has its own (onnx, openvino), else `VitrimError`: pt2 and aoti run on
+            torch's. None for torch's number when the engine opens.
         report: output and record of `vitrim.export`; None for an opened file.
         trust: allow running the file even if it is code (pt2, aoti). True for results of `vitrim.export`.
-
-    Raises:
-        VitrimError: fewer than one thread, or threads for an engine that runs on torch's.
 
     Example:
         >>> import timm, torch, vitrim
@@ -93,16 +89,12 @@ class Exported:
     @classmethod
     @checked_call
     def open(cls, path: str | Path, *, threads: Positive | None = None, trust: bool = False) -> Self:
-        """Open an exported file and read its metadata. This never runs code in the file.
+        """Open an exported file and read its metadata, which never runs code in it; `VitrimError` if it cannot be used.
 
         Args:
             threads: threads of the engine, see `Exported`.
             trust: you know who wrote the file. Required to `run` pt2 and aoti files, which are code and can do anything
                 you can do. onnx and openvino files are graphs and need no trust.
-
-        Raises:
-            VitrimError: there is no such file, `vitrim.export` did not write it, it is damaged, its weights are in
-                another folder, its engine is not installed, or threads for an engine without its own.
         """
         path = Path(path)
         if not path.is_file():
@@ -139,17 +131,11 @@ class Exported:
         return str(self.metadata.get("precision", "fp32"))
 
     def in_precision(self, precision: str, path: str | Path, images: Iterable[Array] = ()) -> Exported:
-        """Write a copy of this fp32 file that computes in ``precision``.
+        """Write a copy of this fp32 file, at ``path``, that computes in ``precision``.
 
         Args:
-            precision: a precision that the engine derives from fp32 weights: bf16 (OpenVINO) or int8 (OpenVINO and
-                onnxruntime).
-            path: path of the new file.
+            precision: bf16 (OpenVINO) or int8 (OpenVINO and onnxruntime, with the package for quantisation).
             images: batches as the file takes them, to calibrate int8 on; 100 images like those in use are enough.
-
-        Raises:
-            VitrimError: the format does not support the precision, the file is not fp32, or int8 without images.
-            MissingPackageError: the package for quantisation is not installed.
 
         Example:
             >>> import vitrim
@@ -168,6 +154,7 @@ class Exported:
         if precision == "int8" and not images:
             raise VitrimError("int8 finds the ranges of activations on images: give some")
         known = {**self.metadata, "precision": precision, **self.kind.facts(precision)}
+        # Only a file that was written to the end appears at its place.
         with staged(path) as place:
             known["nodes"] = self.kind.in_precision(self.path, precision, json_text(known), images, place)
         return replace(self, path=path, nodes=known["nodes"], bytes=size_of(path), metadata=known, report=None)
@@ -194,17 +181,16 @@ class Exported:
         return first if isinstance(first, int) else None
 
     def run(self, images: Array | Tensor) -> Array:
-        """Run the file on an array or tensor of its input's shape and dtype: float32 (B, C, H, W), or uint8
-        (B, H, W, C) if the graph includes preprocessing. The first call opens the engine.
+        """Run the file on an array or tensor of its input's shape and dtype, else `VitrimError`.
 
-        Raises:
-            VitrimError: images of another type, shape or dtype, or a file that is code and not trusted.
+        float32 (B, C, H, W), or uint8 (B, H, W, C) with preprocessing in the graph. The first call opens the engine.
         """
         wanted, dtype = self.shape, self.metadata.get("input", {}).get("dtype", "float32")
         if isinstance(images, Tensor):
             images = as_array(images)
         if not isinstance(images, np.ndarray):
             raise VitrimError(f"{self.path} takes an array or a tensor of images, not {type(images).__name__}")
+        # Engines would broadcast or crash, each in its own way.
         fits = len(images.shape) == len(wanted) and all(
             isinstance(want, str) or want == have for want, have in zip(wanted, images.shape, strict=True)
         )
@@ -235,11 +221,7 @@ class Exported:
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing of its images.
-
-        Raises:
-            VitrimError: the metadata do not name it.
-        """
+        """The preprocessing of its images; `VitrimError` if the metadata do not name it."""
         known, sides = self.metadata.get("preprocessing") or {}, [int(side) for side in self.shape[1:]]
         missing = [name for name in ("mean", "std", "interpolation") if not known.get(name)]
         if missing:
@@ -259,6 +241,7 @@ class Exported:
     def num_classes(self) -> int:
         """The number of classes, as a run finds it; 0 for a file that gives no logits."""
         shape = (self.batch or 1, *(int(side) for side in self.shape[1:]))
+        # Any image will do: zeros need no preprocessing.
         found = self.run(np.zeros(shape, self.metadata["input"].get("dtype", "float32")))
         named = (self.metadata.get("output") or {}).get("name", "logits")
         return int(found.shape[1]) if named == "logits" and found.ndim == 2 else 0
@@ -289,20 +272,11 @@ class FileLibrary(Library):
 def staged(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a new folder beside ``path``; at the end, all files in it are moved beside it.
 
-    After an error, such as a target that is a folder or cannot be written, nothing is moved, and existing files are
-    unchanged. The folder is locked while it is used, and folders of the same name that a killed process left are
-    removed.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     with staged(Path(folder) / "m.onnx") as place:
-        ...         _ = place.write_text("graph")
-        ...     [file.name for file in Path(folder).iterdir()]
-        ['m.onnx']
+    After an error nothing is moved, and existing files are unchanged. The folder is locked while it is used.
     """
     with os_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Folders of the same name that a killed process left are not locked any more.
         for left in path.parent.glob(f".{glob.escape(path.stem)}.*.partial"):
             if left.is_dir() and (lock := _locked(left)) is not None:
                 shutil.rmtree(left, ignore_errors=True)
@@ -310,6 +284,7 @@ def staged(path: Path) -> Iterator[Path]:
         folder, lock = _own_folder(path)
     try:
         yield folder / path.name
+        # The weights first: a file whose weights are missing would be seen as damaged.
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)  # the file itself last
         places = {file: path.with_name(file.name) for file in files}
         taken = next((place for place in places.values() if place.is_dir()), None)
@@ -327,6 +302,7 @@ def staged(path: Path) -> Iterator[Path]:
 def _own_folder(path: Path) -> tuple[Path, int | None]:
     """A new folder beside ``path``, and its lock; None where there are no locks."""
     while True:
+        # On the same file system as the target, so that moving is atomic.
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
         lock = _locked(folder)
         if folder.is_dir():  # another process may remove it before it is locked
@@ -336,10 +312,8 @@ def _own_folder(path: Path) -> tuple[Path, int | None]:
 
 
 def _locked(folder: Path) -> int | None:
-    """The lock of a folder, to be closed; None if a process has it, or where folders cannot be locked.
-
-    The system releases the locks of a process that is killed.
-    """
+    """The lock of a folder, to be closed; None if a process has it, or where folders cannot be locked."""
+    # The system releases the locks of a process that is killed, which a file with a number would not.
     if fcntl is None:
         return None
     try:

@@ -82,18 +82,10 @@ def processor() -> str:
 def seeded_draws(device: torch.device, seed: int) -> Iterator[None]:
     """Seed the generators of the CPU and of ``device`` within the block, and restore them afterwards.
 
-    `torch.manual_seed` would also seed generators of other accelerators, which are not restored. On an accelerator
-    other than CUDA, whose generators torch cannot fork in a common way, it is used, and the accelerator's generators
-    keep their new state.
-
-    Example:
-        >>> import torch
-        >>> with seeded_draws(torch.device("cpu"), 0):
-        ...     first = torch.rand(2)
-        >>> with seeded_draws(torch.device("cpu"), 0):
-        ...     bool((torch.rand(2) == first).all())
-        True
+    On an accelerator other than CUDA its generators keep their new state.
     """
+    # `torch.manual_seed` would also seed generators of other accelerators, which are not restored. It is used only
+    # where torch cannot fork the generators in a common way.
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if on_cuda else []):
         if device.type not in ("cpu", "cuda", "meta"):

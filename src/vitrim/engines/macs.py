@@ -1,8 +1,7 @@
 """Multiply-accumulates (MACs) of dense and reduced models, from one counter that separates parts.
 
-PyTorch's counter counts one forward; this file adds formulas for operations that it lacks, and assigns operations to
-parts. Published tables differ: some leave out attention, some LayerNorm. Separate parts can reproduce each of them;
-`CONVENTIONS` names the common ones.
+PyTorch's counter counts one forward; this file adds formulas that it lacks, and assigns operations to parts, from which
+the totals of published tables can be made (`CONVENTIONS`).
 """
 
 from __future__ import annotations
@@ -54,11 +53,9 @@ def count_parts(model: nn.Module, images: Tensor) -> Counter[str]:
 
 
 def count_shares(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
-    """`count_parts` by share: the total and, for a `Prefill`, tower, connector, language model and selection.
-
-    With an answer, also "decoding": the answer without the prefill.
-    """
+    """`count_parts` by share: the total and, for a `Prefill`, tower, connector, language model, selection, decoding."""
     if isinstance(model, Prefill) and model.new_tokens:
+        # A forward with an answer contains the prefill: decoding is the difference of the two.
         number, model.new_tokens = model.new_tokens, 0
         try:
             shares = count_shares(model, images)
@@ -91,6 +88,7 @@ def _counted(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
         return sum((_parts_of(by_module, model, names[module]) for module in modules), Counter())
 
     shares = {}
+    # Parts of the connector may lie inside the tower; what is in neither share is the connector's.
     for share, (modules, others) in model.shares().items():
         shares[share] = together(modules)
         shares[share].subtract(together(others))
@@ -111,6 +109,7 @@ def _parts_of(by_module: Mapping[str, Mapping[Any, int]], model: nn.Module, plac
         flops[_PART_OF[operation]] += count
     inside = "" if place == WHOLE else f"{place}."
     chosen = [name for name in _names_of(Choosing, model, "") if f"{name}.".startswith(inside)]
+    # A reducer's products are those it decides by, whatever operation they are written as.
     for name in (*_names_of(Reducer, model, inside), *_names_of(EarlyScorer, model, inside), *chosen):
         deciding = _attention(by_module.get(name, {}))
         flops["attention"] -= deciding
@@ -137,15 +136,12 @@ def _names_of(kind: type[nn.Module], model: nn.Module, inside: str) -> list[str]
 
 @contextmanager
 def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run in eval mode, without gradients or autocast, so that operations reach the counter as the model wrote them.
-
-    Below autograd, the counter receives ``linear`` and ``scaled_dot_product_attention`` themselves, not their
-    decompositions: a linear layer on non-contiguous tokens becomes the same batched product as attention, and attention
-    becomes one of many kernels, so parts and devices could not be distinguished. (Inference mode does that too, but
-    models that cache tensors could never be trained with them.) The counter's module tracker hooks the gradient of
-    every input that requires one, which fails there, so no parameter does. The fast path of ``nn.MultiheadAttention``
-    is one opaque operation and therefore off.
-    """
+    """Run in eval mode, without gradients or autocast, so that operations reach the counter as the model wrote them."""
+    # Below autograd, the counter receives `linear` and `scaled_dot_product_attention` themselves, not their
+    # decompositions: a linear layer on non-contiguous tokens becomes the same batched product as attention, and
+    # attention becomes one of many kernels. (Inference mode does that too, but models that cache tensors could never be
+    # trained with them.) The counter's module tracker hooks the gradient of every input that requires one, which fails
+    # there, so no parameter does. The fast path of `nn.MultiheadAttention` is one opaque operation and therefore off.
     training = [(module, module.training) for module in model.modules()]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -168,15 +164,12 @@ def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class _MetaResults(TorchDispatchMode):
-    """Empty results on the meta device for the most frequent operations.
-
-    Their decomposition by PyTorch took more than half the time of a count, which needs only the shapes of results.
-    A rule returns None for arguments that it does not know; then the operation itself runs.
-    """
+    """Empty results on the meta device for frequent operations; a rule returns None where it does not apply."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # PyTorch's decompositions took more than half the time of a count, which needs only the shapes of results.
         quick = _META_RESULTS.get(func)
         result = None if quick is None else quick(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
@@ -280,9 +273,8 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
 """The parts in a published total.
 
 ``all``: as fvcore counts attention that is written as matrix products (DeiT-S 4.61; MCTF, ToMe rows of ViTTM).
-``no-attention``: as fvcore counts if self-attention is a fused kernel, which it misses (ViT-S 4.25). Models with two
-streams write the exchange between them as products, which it counts (ViTTM-S 1.84, LookupViT 5.26).
-``no-norm``: plain multiply-accumulates (DeiT-S 4.60; ATM).
+``no-attention``: as fvcore counts a fused kernel, which it misses (ViT-S 4.25), but not the exchange between two
+streams (ViTTM-S 1.84, LookupViT 5.26). ``no-norm``: plain multiply-accumulates (DeiT-S 4.60; ATM).
 """
 
 
@@ -313,21 +305,11 @@ class Macs:
         return self.under("all")
 
     def under(self, convention: str) -> int:
-        """The total under ``convention``, a key of `CONVENTIONS`.
-
-        Example:
-            >>> Macs(linear=10, attention=5, matching=0, norm=1).under("no-attention")
-            11
-        """
+        """The total under ``convention``, a key of `CONVENTIONS`."""
         return sum(getattr(self, part) for part in CONVENTIONS[convention])
 
     def gmacs(self) -> dict[str, float]:
-        """The four parts in units of 10^9 MACs.
-
-        Example:
-            >>> Macs(linear=4_250_000_000, attention=0, matching=0, norm=0).gmacs()["linear"]
-            4.25
-        """
+        """The four parts in units of 10^9 MACs."""
         return {part: getattr(self, part) / 1e9 for part in PARTS}
 
 
@@ -337,7 +319,6 @@ class PrefillCost:
 
     Attributes:
         text: text tokens of the prompt.
-        images: images of the prompt.
         image_tokens: image tokens per prompt, mean over prompts.
         shares: MACs per prompt by name: tower, connector, language model.
         new_tokens: tokens of the answer; 0 for prefill only.
@@ -358,12 +339,10 @@ class Profile:
 
     Attributes:
         params: parameters of the host and of the reducers.
-        macs: MACs per image; per prompt for a `Prefill`.
-        tokens_per_block: tokens after every block, prefix included; means over images of the real tokens, although
-            ``macs`` include padding. Empty for a model that vitrim cannot reduce, and for another image than the dense
-            model's (`vitrim.core.selection.ImageSelector`).
+        macs: MACs per image, padding too; per prompt for a `Prefill`, whose parts are in ``prefill``.
+        tokens_per_block: tokens after every block, prefix included, means over images without padding; empty for a
+            model that vitrim cannot reduce, and for another image than the dense model's (`ImageSelector`).
         unused_params: parameters of the authors' code that are never used; published counts include them.
-        prefill: the MACs of a `Prefill` by part of the model.
         select: selector of image tokens, also part of ``method``; None without one.
         img_size: side of the images in pixels; None if the model was counted at its own size only.
     """
@@ -390,22 +369,16 @@ def profile_of(
 ) -> Profile:
     """Parameters, MACs and tokens per block of ``model`` under ``method``. The model is restored afterwards.
 
-    Counts of a static method follow from shapes: one image is enough, and model and images may be on the meta device,
-    which computes nothing. An adaptive method runs on all images, batch by batch, since counts may depend on the other
-    images of a batch; results are means over images.
+    Counts of a static method follow from shapes: one image is enough, and model and images may be on the meta device.
+    An adaptive method runs on all images, batch by batch; results are means over images.
 
     Args:
         model: a supported host that is not reduced, or its `Prefill`; without a method, any model.
         method: config or text, e.g. ``"tome:r=13"``; None or ``"none"`` for the dense model, "dense" in the result.
         images: one batch (B, C, H, W) or several, on the device and in the dtype of the model; (B, n, C, H, W) for a
-            `Prefill`.
-        name: name of the model in the result; default: timm's name of the architecture, else the class name.
+            `Prefill`. Not on meta for an adaptive method, as they would have no content.
         dense: ignore the selector of a `Prefill`.
         learned: see `vitrim.engines.copies.take_learned`.
-
-    Raises:
-        VitrimError: an unknown method, or a method that does not fit the model; no images; an adaptive method with
-            images on the meta device, which have no content.
 
     Example:
         >>> import timm, torch
@@ -420,6 +393,7 @@ def profile_of(
     whole = model.model if isinstance(model, Prefill) else model
     name = name or ask(whole).architecture(whole)
     select = model.select if isinstance(model, Prefill) and not dense else None
+    # Without a reduction, any model can be counted.
     if config.describe() == "none" and select is None and (isinstance(model, Prefill) or not reducible(model)):
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens, cost = _measure(model, None, batches)
@@ -443,16 +417,9 @@ def profile_of(
 def count_macs(model: nn.Module, images: Tensor) -> Macs:
     """MACs of one forward of ``model``, dense or reduced, per image (rounded mean over the batch).
 
-    The forward runs in eval mode, without gradients and without autocast. Padding slots are computed, and counted, if a
-    method keeps different numbers of tokens per image.
-
-    Args:
-        model: any model of image batches; on the meta device only if nothing depends on the image content.
-        images: (B, C, H, W) on the device and in the dtype of the model.
-
-    Raises:
-        VitrimError: no images.
-        RuntimeError: a product is not assigned to a part, or no product ran: no number is better than a wrong one.
+    The forward runs in eval mode, without gradients and without autocast; padding is computed, and counted. ``images``
+    are (B, C, H, W) on the device and in the dtype of the model, on meta only if nothing depends on their content. A
+    `RuntimeError` tells that a product is assigned to no part: no number is better than a wrong one.
 
     Example:
         >>> import torch
@@ -473,6 +440,7 @@ def _measure(
     for batch in batches:
         for share, parts in count_shares(model, batch).items():
             counted.setdefault(share, Counter()).update(parts)
+        # A batch counts as many times as it has images, as in a mean over all of them.
         number += len(batch)
         if reduction is not None:
             blocks = whole_tower if isinstance(reduction, Selection) else reduction.mean_tokens_per_block

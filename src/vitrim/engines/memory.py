@@ -16,17 +16,11 @@ SILENT = "99"
 
 
 def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu") -> float | None:
-    """Peak memory in MiB (2**20 bytes) of the tensors that ``run()`` creates, including its result; None on devices
-    without such a counter.
+    """Peak memory in MiB (2**20 bytes) of the tensors that ``run()`` creates, with its result; None on other devices.
 
-    Memory allocated before (weights, inputs) does not count. On CUDA: torch's own peak counter. On CPU: the running sum
-    of all allocations and releases of torch's allocator; exact, except that it misses scratch memory of libraries such
-    as oneDNN, and does not subtract older tensors that ``run`` releases.
-
-    Call ``run`` once before: a first call may also create lasting caches.
-
-    Args:
-        run: one forward; disable autograd to exclude its memory.
+    Memory allocated before does not count. On CUDA: torch's own peak counter. On CPU: the running sum of all
+    allocations and releases of torch's allocator, without scratch memory of libraries such as oneDNN. Disable autograd
+    to exclude its memory, and call ``run`` once before: a first call may also create lasting caches.
 
     Example:
         >>> def two_then_one():
@@ -65,16 +59,7 @@ def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu
 
 
 def running_peak(allocations: Iterable[tuple[int, int]]) -> int:
-    """The highest running total, in bytes, of allocations and releases.
-
-    Args:
-        allocations: pairs of address and bytes, negative for a release, in order. Releases of unknown addresses do not
-            count.
-
-    Example:
-        >>> running_peak([(1, 100), (2, 50), (1, -100), (3, 70), (9, -1000), (4, 20)])
-        150
-    """
+    """The highest running total, in bytes, of pairs of address and bytes in order; negative bytes for a release."""
     alive: dict[int, int] = {}
     total = peak = 0
     for address, size in allocations:
@@ -83,5 +68,6 @@ def running_peak(allocations: Iterable[tuple[int, int]]) -> int:
             total += size
             peak = max(peak, total)
         else:
+            # Memory from before the forward has no known address here, and does not count.
             total -= alive.pop(address, 0)
     return peak

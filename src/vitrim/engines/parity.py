@@ -23,23 +23,26 @@ FLIPS = 0.1
 """Share of images that may be near ties (`_near_ties`)."""
 
 ATOL_HALF, SPAN = 2e-2, 4.0
-"""Logits in half precision may be as far from the model's as four times what torch's are, in the median image, or this.
+"""Logits in half precision may be this far from the model's, or four times as far as torch's in the median image.
+
 On 64 images, those of `vitrim:cifar10_vit` in bf16 are 0.01 (dense) to 0.1 (`mctf`) off in the median image, and up to
-1.9 where nearly equal tokens change places, as they do in 3 (dense) to 40 % of the images; in fp16 0.001 to 0.003, and
-up to 0.8."""
+1.9 where nearly equal tokens change places, in 3 (dense) to 40 % of the images; in fp16 0.001 to 0.003, and up to 0.8.
+"""
 
 CONFIDENCE = 0.95
 """Confidence at which a share is shown to be above or below a bound."""
 
 NUDGES = (1e-6, 3e-6, 1e-5)
-"""Perturbations of an image, relative to its standard deviation, no larger than the effect of float32 rounding: engines
-differ by up to 3e-5 on the logits of ViT-Ti, and perturbations of 1e-5 move them by 2e-5."""
+"""Perturbations of an image, relative to its standard deviation, no larger than float32 rounding: engines differ by up
+to 3e-5 on the logits of ViT-Ti, and perturbations of 1e-5 move them by 2e-5.
+"""
 
 TRIES = (16, 256)
-"""Random perturbations of each size, first for all images, then for those that the first ones do not explain. If
-several pairs of an image are near ties, rounding must decide all of them as in the file: of 320 photographs under
-`saint`, which compares 98 x 98 cosines with a threshold in each of six blocks, three differ in OpenVINO; 16
-perturbations of each size explain two of them, 256 all."""
+"""Random perturbations of each size, first for all images, then for those that the first ones do not explain.
+
+Of 320 photographs under `saint`, which compares 98 x 98 cosines with a threshold in each of six blocks, three differ in
+OpenVINO; 16 perturbations of each size explain two of them, 256 all.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,11 @@ class Parity:
     """The comparison of a file with its model.
 
     Attributes:
-        largest: largest difference between two logits.
         beyond: images with a difference above ``atol``.
         same_top1: images with the same top-1; None for outputs other than one row of logits per image.
-        atol: allowed difference.
         differing: images with a difference above ``atol``, or another top-1.
         tolerated: largest acceptable number of these.
-        near_ties: of these, images with two nearly equal tokens between which rounding decides: the model itself, on a
-            minimally perturbed image, gives the file's output.
+        near_ties: of these, images with two nearly equal tokens between which rounding decides (`check`).
     """
 
     images: int
@@ -85,24 +85,19 @@ class Parity:
 def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol: float | None = None) -> Parity:
     """Compare a file with the model it was made from, at batch 1, 2 and the rest of the images in one batch.
 
-    Engines round differently, so nearly equal similarities can lead to other merges, which is not an error of the file.
-    An image that differs is a near tie if the model itself gives the file's output, within ``atol``, when the image is
-    perturbed no more than by rounding (`NUDGES`). Other differences are errors, and so are near ties in more than one
-    image of ten.
+    Nearly equal similarities can lead to other merges, which is not an error of the file. An image that differs is a
+    near tie if the model itself gives the file's output, within ``atol``, when the image is perturbed no more than by
+    rounding (`NUDGES`). Other differences are errors, and so are near ties in more than one image of ten.
 
     In half precision nearly equal tokens change places in many images, so a file is held to what torch gives in its
-    precision on the same images: it is wrong if more of its images are off than of torch's, by more than chance, or
-    more than half, or if an output is not finite.
+    precision: it is wrong if more of its images are off than of torch's, by more than chance, or more than half, or if
+    an output is not finite.
 
     Args:
-        exported: the file.
         model: reduced as exported, in eval mode.
-        images: as the file takes them. A file for one batch size gets batches of that size.
-        atol: largest difference of two logits; by default 1e-4, and in half precision `SPAN` times torch's median one,
-            at least 2e-2.
-
-    Raises:
-        VitrimError: fewer images than a batch.
+        images: as the file takes them, at least a batch. A file for one batch size gets batches of that size.
+        atol: largest difference of two logits; by default 1e-4, and in half precision 2e-2, or `SPAN` times torch's
+            median one.
     """
     given, known = np.ascontiguousarray(as_array(images)), exported.metadata
     precision = known.get("weights", "fp32")
@@ -155,12 +150,12 @@ def _output(module: Program, batch: Array) -> Array:
 
 
 def _of_torch(off: Array, atol: float | None) -> tuple[float, int]:
-    """The allowed difference in half precision, and the most images that may be off by more, from torch's own
-    differences (I,)."""
+    """The allowed difference in half precision, and the most images beyond it, from torch's own differences (I,)."""
     middle = float(np.median(off))
     allowed = max(ATOL_HALF, SPAN * middle if np.isfinite(middle) else 0.0) if atol is None else atol
     count, theirs = len(off), int((~(off <= allowed)).sum())
     most = highest_share(theirs, count)
+    # The most images off that are not shown to be a greater share than torch's could be, and at most half.
     chance = (number for number in range(count // 2, -1, -1) if 1.0 - highest_share(count - number, count) <= most)
     return allowed, next(chance, 0)
 
@@ -168,16 +163,14 @@ def _of_torch(off: Array, atol: float | None) -> tuple[float, int]:
 def highest_share(found: int, count: int) -> float:
     """The highest share that ``found`` of ``count`` images are compatible with, at `CONFIDENCE` (Clopper-Pearson).
 
-    A share is shown to be below a bound if this is. By symmetry, the lowest one is ``1 - highest_share(count - found,
-    count)``.
+    By symmetry, the lowest one is ``1 - highest_share(count - found, count)``.
 
     Example:
-        >>> round(highest_share(0, 59), 4), round(highest_share(12, 16), 3), highest_share(16, 16)
-        (0.0495, 0.91, 1.0)
     """
     if found >= count:
         return 1.0
     those = np.arange(found + 1)
+    # Logarithms of the binomial coefficients: those of thousands of images overflow.
     ways = np.array([lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) for k in those])
     low, high = found / count, 1.0
     for _ in range(50):  # bisection: the chance of so few falls with the share
@@ -198,8 +191,7 @@ def _compared(ones: Array, others: Array, classified: bool) -> tuple[Array, Arra
 def _near_ties(
     module: Program, batch: Array, wanted: Array, found: Array, differs: Array, atol: float, classified: bool
 ) -> int:
-    """The number of images among ``differs`` (B,) bool for which the perturbed model gives ``found``, the file's
-    output, and not ``wanted``, its own unperturbed output."""
+    """The number of images among ``differs`` (B,) for which the perturbed model gives ``found`` and not ``wanted``."""
     images = torch.from_numpy(batch)
     if module.normalise:
         images = module.normalised(images)
@@ -210,12 +202,14 @@ def _near_ties(
     some, deviation = images[torch.from_numpy(chosen)], images.std()
     generator = torch.Generator().manual_seed(0)
     explained = ~differs[chosen]
+    # Few perturbations explain most images, so many are tried only for the rest.
     for tries, nudge in product(TRIES, NUDGES):
         if explained.all():
             break
         left = np.arange(len(chosen)) if together else np.flatnonzero(~explained)
         changed = some[left] + torch.randn(tries, *some[left].shape, generator=generator) * deviation * nudge
         with torch.inference_mode():
+            # Outputs that depend on the batch need the same batch; others run in batches of the same size.
             others = [plain(each) for each in (changed if together else changed.flatten(0, 1).split(len(batch)))]
         for other in as_array(torch.cat(others)).reshape(tries, len(left), *wanted.shape[1:]):
             near, like = _compared(other, found[chosen][left], classified)

@@ -1,10 +1,7 @@
 """Prefill of a vision-language model: one forward of prompts of images and text, as a model of images.
 
-    profile(Prefill(model, text=32), "tome:r=8", images)
-
-Everything that counts or times a model thus works for tower, connector and language model together. The forward makes
-prompts for its images; a compact model (`compact=True`) shortens them to the remaining image tokens. It can also decode
-an answer.
+Everything that counts or times a model thus works for tower, connector and language model together. A compact model
+shortens the prompts to the remaining image tokens. It can also decode an answer.
 """
 
 from __future__ import annotations
@@ -29,11 +26,9 @@ TEXT = 32
 class Prefill(nn.Module):
     """A vision-language model on prompts with one text and some images each.
 
-    ``model`` is a submodule, so `vitrim.reduce_` finds it; use ``compact=True``.
-
     Args:
-        model: not reduced, with a supported tower.
-        text: text tokens of a prompt.
+        model: not reduced, with a supported tower, or `UnsupportedModelError`; reduce it with ``compact=True``.
+        text: text tokens of a prompt, at least one per image, as each image follows some text.
         images: images of a prompt.
         select: selector of image tokens (or its text) for reduced copies, see `vitrim.reduce_`.
         new_tokens: tokens of a greedy answer, of which the prefill computes the first; 0 for prefill only.
@@ -42,10 +37,6 @@ class Prefill(nn.Module):
         shape: n images of a prompt, channels, height, width.
         places: tokens of each image in a prompt of the unreduced model.
         cache_bytes: bytes of the cache after the last forward, per prompt; None before, or without a cache.
-
-    Raises:
-        UnsupportedModelError: the model's family does not support ``compact=True``, or refuses this model.
-        VitrimError: fewer text tokens than images, since each image follows some text; or an answer without a head.
 
     Example:
         >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -92,6 +83,8 @@ class Prefill(nn.Module):
         """The output for prompts around ``images`` (B, n, C, H, W): logits, or the result of ``generate``."""
         given = self.family.prompts(self.model, images, self.text, self.places)
         if self.new_tokens:
+            # Exactly as many tokens in every run, whatever the untrained or reduced model would say.
+            # Both bounds: an end token must not shorten the answer that is counted.
             number = {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens}
             generate: Any = self.model.generate
             output = generate(**given, **number, do_sample=False, num_beams=1, return_dict_in_generate=True)
@@ -138,18 +131,11 @@ class Prefill(nn.Module):
 
 
 def cache_bytes(cache: Any, prompts: int) -> float | None:
-    """Bytes per prompt of all tensors in a language model's cache, including padding; None without a cache.
-
-    Example:
-        >>> from transformers import DynamicCache
-        >>> cache = DynamicCache()
-        >>> _ = cache.update(torch.zeros(2, 4, 10, 8), torch.zeros(2, 4, 10, 8), 0)
-        >>> cache_bytes(cache, 2)
-        2560.0
-    """
+    """Bytes per prompt of all tensors in a language model's cache, including padding; None without a cache."""
     layers = getattr(cache, "layers", None)
     if not layers:
         return None
+    # By identity: layers may share a tensor, which is held once.
     held = {id(value): value for value in tree_leaves([vars(layer) for layer in layers]) if isinstance(value, Tensor)}
     return sum(value.nbytes for value in held.values()) / prompts
 
@@ -163,9 +149,6 @@ class Prompt:
         images: images; None for 1.
         select: selector of image tokens, applied after every method, or alone without a method.
         new_tokens: tokens of an answer to decode, which then counts; None for prefill only.
-
-    Raises:
-        VitrimError: a number that is too small, or an unknown selector.
     """
 
     text: int | None = None
@@ -179,15 +162,7 @@ class Prompt:
 
 
 def as_measured(model: nn.Module, prompt: Prompt | None = None) -> nn.Module:
-    """``model``, or the `Prefill` of a vision-language model.
-
-    Raises:
-        VitrimError: a prompt for another kind of model; or see `Prefill`.
-
-    Example:
-        >>> as_measured(nn.Linear(2, 2))
-        Linear(in_features=2, out_features=2, bias=True)
-    """
+    """``model``, or the `Prefill` of a vision-language model; `VitrimError` for a prompt of another kind of model."""
     prompt = prompt or Prompt()
     if find_vision_language(model) is not None:
         text, images = TEXT if prompt.text is None else prompt.text, 1 if prompt.images is None else prompt.images

@@ -61,9 +61,7 @@ class Program(nn.Module):
 
 
 def as_read(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Convert normalised images (B, C, H, W) to (B, H, W, C) uint8, the input of a program that normalises.
-    `VitrimError` if mean or standard deviation are unknown.
-    """
+    """Convert normalised images (B, C, H, W) to (B, H, W, C) uint8, the input of a program that normalises."""
     mean, std = normalisation(preprocessing)
     return ((images * std + mean) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
@@ -79,11 +77,7 @@ def normalisation(preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
 
 
 def trace(module: Program, images: Tensor, dynamic: bool) -> ExportedProgram:
-    """Export ``module`` by a run on ``images``, for their batch size or, if ``dynamic``, for any.
-
-    Raises:
-        VitrimError: torch.export cannot follow the model's forward.
-    """
+    """Export ``module`` by a run on ``images``, for their batch size or, if ``dynamic``, for any."""
     shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
     try:
         with warnings.catch_warnings(), torch.no_grad():

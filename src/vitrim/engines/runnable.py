@@ -1,9 +1,4 @@
-"""`Runnable`: a model that is ready to run, as a `Module` of torch or as an exported file (`vitrim.Exported`).
-
-runnable = engine.prepare(model, images, folder)
-output = runnable.run(runnable.given(images))
-logits = outputs(runnable, images)  # of any number of images, as one tensor
-"""
+"""`Runnable`: a model that is ready to run, as a `Module` of torch or as an exported file (`vitrim.Exported`)."""
 
 from __future__ import annotations
 
@@ -36,8 +31,7 @@ class Runnable(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """All that is known of the model without running it, as of an exported file: its MACs, and those of its dense
-        self, its tokens, its method."""
+        """All that is known of the model without running it: its MACs and tokens, and those of its dense self."""
 
     def given(self, images: Tensor) -> Any:
         """Normalised images (B, C, H, W) as `run` takes them: in another dtype, on another device, as bytes."""
@@ -54,12 +48,7 @@ class Runnable(Protocol):
 
 @dataclass(eq=False)
 class Module:
-    """A module that torch runs.
-
-    Attributes:
-        model: dense or reduced, in eval mode and in the dtype of the ``precision``.
-        call: its compiled form; None: the model itself.
-    """
+    """A module that torch runs, dense or reduced, in eval mode; ``call`` is its compiled form, if it has one."""
 
     model: nn.Module
     engine: str = "eager"
@@ -93,6 +82,7 @@ def outputs(runnable: Runnable, images: Tensor) -> Tensor:
     """
     size, found = runnable.batch or len(images), []
     for part in images.split(size):
+        # A file takes one size of batches: copies of the first image fill the last one.
         full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
         found.append(runnable.read(runnable.run(runnable.given(full)))[: len(part)])
     return torch.cat(found)

@@ -43,11 +43,7 @@ def frozen(
         model: a supported, unreduced host with trained weights; not changed.
         method: a method whose counts depend on the images.
         images: representative batches (B, C, H, W).
-        learned: folder of a saved reduction (`Reduction.save`), whose parameters are loaded if it is of this method;
-            else learned parameters are random.
-
-    Raises:
-        VitrimError: the method cannot be frozen, there are no images, or the parameters do not fit.
+        learned: folder of `Reduction.save`, whose parameters are loaded if it is of this method, else they are random.
 
     Example:
         >>> import timm, torch
@@ -106,14 +102,8 @@ def bound(
     """``method`` with fixed slots per block, enough for the share ``quantile`` of ``images``; a mask marks empty slots.
 
     Images that fit give the output of the adaptive method; the others are reduced further until they fit. Slots, prefix
-    included, are rounded up to multiples of 8, or of the method's ``align``.
-
-    Args:
-        model, method, images, learned: see `frozen`.
-        quantile: above 0, at most 1, which makes all of ``images`` fit.
-
-    Raises:
-        VitrimError: see `frozen`; or ``quantile`` is out of range.
+    included, are rounded up to multiples of 8, or of the method's ``align``. ``quantile`` is above 0 and at most 1;
+    `frozen` has the other arguments.
 
     Example:
         >>> import timm, torch
@@ -129,6 +119,7 @@ def bound(
     slots, current, multiple = [], int(counts[0, 0]), config.align if config.align > 1 else MULTIPLE
     for block in counts[:, 1:].T:
         needed = math.ceil(float(np.quantile(block, quantile, method="higher")))
+        # No block gets more slots than the one before: tokens never come back.
         current = min(current, math.ceil((needed + prefix) / multiple) * multiple - prefix)
         slots.append(current)
     return config.bounded(slots)
@@ -147,14 +138,14 @@ def adaptive_one(method: MethodConfig | str, way: Literal["freeze", "capacity"])
 def patches_per_block(
     model: nn.Module, config: MethodConfig, images: Iterable[Tensor], learned: Path | None = None
 ) -> NDArray[np.int64]:
-    """(I, 1 + L) patches of every image, initially and after every block; ``learned`` as in `freeze`. Images run one by
-    one, because some methods decide by the mean of a batch."""
+    """(I, 1 + L) patches of every image, initially and after every block; ``learned`` as in `freeze`."""
     reduced = shared_copy(model).eval()
     reduction = reduce_(reduced, config, record=True)
     take_learned(reduction, learned)
     found = []
     with torch.inference_mode():
         for batch in images:
+            # One by one, because some methods decide by the mean of a batch.
             for image in batch.split(1):
                 reduced(image)
                 found.append([state.num_patches for state in reduction.states])

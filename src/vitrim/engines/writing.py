@@ -50,9 +50,11 @@ ALIKE = 0.98
 """Cosine above which embeddings count as equal; equivalent to a relative change of a fifth."""
 
 AGREES = 0.8
-"""Share of real images in which a file in fp16, bf16 or int8 must give the model's top-1; a file that is shown to have
-less (`highest_share`) is wrong. Of 1,000 photographs 84.8 (`vid_tldr`) to 96.4 % (dense) agree in int8 on ViT-Ti, 85.0
-(`tofu`) to 95.4 % on DeiT-T (docs/results/engines.md)."""
+"""Share of real images in which a file in lower precision must give the model's top-1, else it is wrong.
+
+Of 1,000 photographs 84.8 (`vid_tldr`) to 96.4 % (dense) agree in int8 on ViT-Ti, 85.0 (`tofu`) to 95.4 % on DeiT-T
+(docs/results/engines.md).
+"""
 
 
 @checked
@@ -84,13 +86,7 @@ class FileSpec:
 
 @dataclass(frozen=True)
 class Draft:
-    """The model that `export` writes, and its images.
-
-    Attributes:
-        loaded: the model, dense or reduced.
-        shape: channels, height and width of the images.
-        preprocessing: the model's preprocessing, at this size.
-    """
+    """The model that `export` writes, dense or reduced, and the shape and preprocessing of its images."""
 
     loaded: Loaded
     shape: tuple[int, int, int]
@@ -134,9 +130,6 @@ def write(
         real: they are not random.
         strict: refuse a file in lower precision that they show to agree in less than `AGREES`.
         tell: called with a short text on every step.
-
-    Raises:
-        VitrimError: the model cannot be exported, or the file disagrees with it. An existing file is unchanged.
     """
     wanted, tell = draft.wanted, tell or (lambda _: None)
     facts = _describe(draft, compared, real)
@@ -163,6 +156,7 @@ def _write(draft: Draft, facts: dict[str, object], place: Path) -> Exported:
     example = torch.zeros(wanted.batch or 2, *draft.layout, dtype=getattr(torch, dtype))
     program = trace(module, example, wanted.batch is None)
     output = "logits" if draft.loaded.num_classes else "features"
+    # Features of one row per image are an embedding; maps are not.
     embeds = output == "features" and program.graph.output_node().args[0][-1].meta["val"].ndim == 2
     inputs = (wanted.batch or "batch", *draft.layout)
     known = {
@@ -198,10 +192,10 @@ def _agreeing(written: Exported, path: Path, model: nn.Module, compared: Tensor,
 
 
 def _check_agreement(path: Path, precision: str, same: int, images: int, what: str, *, strict: bool) -> str:
-    """Refuse a file that is shown to agree in less than `AGREES` of real images; for one that may, or may not, a clause
-    that says how many would tell."""
+    """Refuse a file that agrees in less than `AGREES` of real images; if that is not sure, how many would tell."""
     if not strict or same >= AGREES * images:
         return ""
+    # Refused only if the share is shown to be below, not because few images happened to differ.
     if highest_share(same, images) < AGREES:
         raise VitrimError(f"{path} is not written: {precision} is too coarse for it; {what} of {images} images")
     more = (images * 2**power for power in range(1, 20) if images * 2**power <= MOST_TOLD)
@@ -236,6 +230,7 @@ def _made(
         doubt = _check_agreement(path, precision, int(same.sum()), many, found, strict=strict)
         parity = f"{found} of {many} {'images' if strict else 'random images'}{doubt}"
         made = replace(made, metadata={**made.metadata, "parity": parity, "agreement": share})
+    # The converted file and its weights take the names of the fp32 file, whose weights they replace.
     for file in (made.path, *weights_beside(made.path)):
         if file.is_file():
             os.replace(file, file.with_name(file.name.replace(made.path.stem, place.stem)))
@@ -314,8 +309,7 @@ def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
 def _describe(draft: Draft, compared: Tensor | None, real: bool) -> dict[str, Any]:
     """The metadata of a model in eval mode, without entries about the file.
 
-    Where counts depend on the image, tokens and MACs are those of the images ``compared`` (``real`` or random), or of
-    random ones: means and, of several, standard deviations.
+    Where counts depend on the image, they are of the images ``compared`` or of random ones: means and deviations.
     """
     model, preprocessing, wanted = draft.model, draft.preprocessing, draft.wanted
     images: Any = torch.zeros(1, *draft.shape)

@@ -20,29 +20,21 @@ from vitrim.tasks import Task
 
 @dataclass
 class Comparison(Report):
-    """The findings of `compare`: a row per method, dense first, and a summary in words.
-
-    Attributes:
-        words: a sentence per method, and a line per batch size with the methods that lose least for their time.
-    """
+    """The findings of `compare`: a row per method, dense first, and ``words``, a sentence per method and batch size."""
 
     words: list[str] = field(default_factory=list)
 
     def fill(
         self, model: str, task: Task, scores: Sequence[tuple[Row, Engine | None]], timed: Sequence[Sequence[Row]]
     ) -> None:
-        """Fill in rows, tables, notes and words from the measurements so far.
-
-        Args:
-            scores: rows in fp32, without an engine, and rows of engines in lower precisions.
-            timed: rows of `Speeds` for every batch size.
-        """
+        """Fill in rows, tables, notes and words from ``scores``, without an engine in fp32, and ``timed`` batches."""
         exact, metric = {row.method: row for row, engine in scores if engine is None}, task.selects_by
         dense = exact[DENSE]
         self.rows = rows = []
         for row, engine in scores:
             label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
             # columns that do not depend on the precision come from fp32
+            # The row's own columns win; fp32 gives those that it has not measured itself.
             whole = {"precision": precision, "engine": label, **exact[row.method], **row}
             speeds = list(_speeds(whole, timed))
             if timed and not speeds:
@@ -84,6 +76,7 @@ def _speeds(row: Mapping[str, Any], timed: Sequence[Sequence[Row]]) -> Iterator[
         own = [
             one
             for one in setting
+            # A row in fp32 has no engine of its own: any engine may run it, and the fastest counts.
             if one.method == row["method"] and one["precision"] == row["precision"]
             if row["engine"] in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
         ]
@@ -141,11 +134,7 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
-    """Yield a sentence per method, and a line per batch size.
-
-    A method is dominated if another method, or the dense model, is at least as fast and loses no more, and is clearly
-    better in time or loss: its quartiles do not overlap, or the losses differ by more than their combined standard
-    error.
+    """Yield a sentence per method, and a line per batch size; a method is dominated as `dominates` says.
 
     Example:
         >>> def row(method, loss, median):
@@ -160,11 +149,13 @@ is clearly better
 tome:r=8 (1.21x, loses 0.30)
         least loss for the time at batch 8: tome:r=8 (1.21x, loses 0.30)
     """
+    # Rows that show vitrim's own cost are no methods to choose.
     own = [row for row in rows if not shows_only_cost(row["method"])]
     sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
     if not sizes:
         return
     best: dict[int, list[Mapping[str, Any]]] = {size: [] for size in sizes}
+    # Dense itself in several precisions: then each of its rows is judged like a method.
     every = [row for row in own if row["method"] == DENSE]
     for row in own if len(every) > 1 else own[1:]:
         texts = []
@@ -176,11 +167,13 @@ tome:r=8 (1.21x, loses 0.30)
             if row in every:
                 texts.append(f"at batch {size} {speed['speedup']:.2f}x the speed of the fastest dense")
                 best[size] += [] if better else [row]
+            # No gain at all goes before everything else: what does not pay is not to be weighed against others.
             elif any(dense in better for dense in every):
                 texts.append(f"at batch {size} it does not pay: {speed['speedup']:.2f}x the speed of dense")
             elif better:
                 winner = min(better, key=lambda other: (other["loss"], -other["speeds"][place]["speedup"]))
                 texts.append(f"{text}, dominated by {named(winner)} ({_in_short(winner, place)})")
+            # The lower quartile is not above dense: a faster median may be chance.
             elif bounds(speed)[0] <= 1.0 and len(every) == 1:
                 texts.append(f"{text}, no clear gain: {doubt(speed)}")
             else:
@@ -205,6 +198,7 @@ def dominates(other: Mapping[str, Any], row: Mapping[str, Any], place: int) -> b
     speed, own = other["speeds"][place], row["speeds"][place]
     if speed["speedup"] < own["speedup"] or other["loss"] > row["loss"]:
         return False
+    # Clearly: quartiles of the speed do not overlap, or the losses differ by more than both errors together.
     noise = math.hypot(other["loss_error"] or 0.0, row["loss_error"] or 0.0)
     return bool(speed["speedup_q1"] > own["speedup_q3"] or row["loss"] - other["loss"] > noise)
 

@@ -20,8 +20,8 @@ PALE = "#999999"
 def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any:
     """A figure of loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
 
-    Dense models are stars; a line marks the time of the fastest. Lines join the settings of one method, or, of several
-    image sizes, the sizes of one setting. Error bars are quartiles of the speed-up, and standard errors of the loss.
+    Dense models are stars; lines join the settings of a method, or the sizes of a setting. Error bars are quartiles of
+    the speed-up, and standard errors of the loss.
     """
     names = [named(row) for row in rows]
     shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}
@@ -42,6 +42,7 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
 def _sheet(names: Sequence[str], panels: int, title: str) -> tuple[Any, list[Any], int]:
     """A figure with its title, its axes, and the columns of its legend: names are not shortened, so two if they fit."""
     columns, longest = min(panels, 2), max(map(len, names))
+    # Two columns of the longest name, their markers and a gap, in inches.
     across = 2 if 2 * longest * LETTER + 1 <= 4.4 * columns else 1
     width = max(4.4, (longest * LETTER + 0.6) / columns)
     lines = textwrap.wrap(title, int(0.85 * width * columns / LETTER))
@@ -85,4 +86,5 @@ def _dots(
         )  # fmt: skip
     for (name, *_), own in points.items():
         if len(own) > 1:
+            # Sorted by time: settings of a method come in the order of the command line.
             axis.plot(*zip(*sorted(own), strict=True), color=style.colours([name])[name], linewidth=1.2)

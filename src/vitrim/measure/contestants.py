@@ -36,11 +36,9 @@ class ModelOutput:
 
     Attributes:
         prediction: prediction of the task; logits (B, K) for classification.
-        feature: (B, C), the classifier's input, the mean over several classifiers; (B, P, C), a dense head's input;
-            None for a model that is not watched.
+        feature: what the classifier (B, C) or a dense head (B, P, C) reads; None for a model that is not watched.
         tokens_per_block: tokens after each block, with prefix, without padding, summed over the batch.
-        tokens_at_end: tokens after the last block, summed over the batch; more than the last entry of
-            ``tokens_per_block`` if the last block computes only the head's input. 0 for a model without blocks.
+        tokens_at_end: the same after the last block, even if it computes only the head's input; 0 without blocks.
         macs: MACs by part, summed over the batch, if they were requested.
         counted: (H, W) of the images if ``macs`` follow from shapes; None if all images were counted.
     """
@@ -63,13 +61,6 @@ class Contestant:
         watched: record features and, if ``model`` is a host, tokens.
         name: in rows; by default the method, and the image size if it is not the own.
         img_size: the size of images of a batch that it takes; None for the model's own.
-
-    Attributes:
-        like: a tensor with the device and dtype of the images.
-        num_blocks: blocks whose tokens are known.
-
-    Raises:
-        VitrimError: the task needs embeddings, and a file returns logits.
     """
 
     def __init__(
@@ -85,6 +76,7 @@ class Contestant:
         self.model: Any = model
         self.task, self.reduction, self.watched, self.img_size = task, reduction, watched, img_size
         self.name = name or at_px(DENSE if reduction is None else reduction.config.describe(), img_size)
+        # Costs that depend on the content: a count of one image would not hold for the others.
         self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.sizes: set[tuple[int, int]] = set()
@@ -111,6 +103,7 @@ class Contestant:
         for reader in () if self.task.embeds else self.library.readers(model):
             reader.register_forward_pre_hook(self._note_input)
         if blocks:
+            # Of a dense model all blocks have as many tokens; a reduced one tells them by its states.
             blocks[-1].register_forward_hook(self._note_tokens)
 
     def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -120,16 +113,9 @@ class Contestant:
         self.num_tokens = output.shape[1]
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
-        """Run one forward of images (B, C, H, W).
+        """Run one forward of images (B, C, H, W); `VitrimError` if the outputs are not finite.
 
-        Args:
-            images: on the device of the model.
-            targets: targets of the task; used only to find padding.
-            count: count MACs. Adaptive models are counted on this forward, on the entire batch, since counts may depend
-                on the other images; other models on one image per shape.
-
-        Raises:
-            VitrimError: the outputs are not finite.
+        ``targets`` of the task are used only to find padding; ``count`` counts MACs.
         """
         if not isinstance(self.model, nn.Module):
             prediction = self.task.of_output(outputs(self.model, images))
@@ -138,6 +124,8 @@ class Contestant:
         macs: Mapping[str, int] | None = None
         counted: tuple[int, int] | None = None
         padding = self.library.padding(self.model, images)
+        # Adaptive models are counted on this forward, on the entire batch, since counts may depend on the other images;
+        # other models on one image per shape.
         if count and (self.adaptive or padding):  # images with different padding take different passes
             whole = _Prediction(self, targets)
             macs, prediction = count_parts(whole, images), whole.prediction
@@ -163,6 +151,7 @@ class Contestant:
         """The output of a `Runnable`: its tokens and MACs are those of its metadata."""
         known, many = self.model.metadata, len(images)
         tokens = tuple(round(many * each) for each in known.get("tokens_per_block") or ())
+        # A file need not name its parts.
         gmacs = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {})
         macs = {part: round(many * each * 1e9) for part, each in gmacs.items()}
         size = (images.shape[2], images.shape[3])
@@ -176,15 +165,16 @@ class Contestant:
         return self.task.of_embedding(self.inputs[0])
 
     def _feature(self) -> Tensor | None:
-        """(B, C), the classifier's input: for several classifiers the mean, or a concatenation if sizes differ;
-        (B, P, C) for a dense head; an embedding; None if no module reads it."""
+        """What the head reads, (B, C) or (B, P, C), or an embedding; None if no module reads it."""
         if not self.inputs:
             return None
+        # Several classifiers: the mean of their inputs, or a concatenation if sizes differ.
         alike = len({found.shape for found in self.inputs}) == 1
         if len(self.inputs) == 1:
             feature = self.inputs[0]  # the same object, so that `are_logits` recognises a predicted embedding
         else:
             feature = torch.stack(self.inputs).mean(0) if alike else torch.cat(self.inputs, dim=-1)
+        # A dense head may read a map (B, C, H, W): its places become patches.
         return feature.flatten(2).transpose(1, 2) if feature.ndim == 4 else feature
 
     def _check_finite(self, output: Any) -> None:
@@ -237,22 +227,16 @@ def contestants(
 ) -> list[Contestant]:
     """The dense model and its reductions, in the order of ``methods``.
 
-    ``model`` is copied once, and the reduced models share the parameters of that copy, so an additional method needs no
-    memory for parameters. All are in eval mode.
-
     Args:
         model: not reduced, not changed; a model that cannot be reduced only accepts ``none``, its dense row.
-        device: None for the model's device.
-        dtype: dtype of the parameters; None for the model's.
-        learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name load; other
-            learned methods keep random parameters.
+        device, dtype: of the parameters; None for the model's.
+        learned: folder of `Reduction.save`, whose parameters the methods of that name load; other learned methods keep
+            random parameters.
         img_size: of ``model``, if it is another than that of the images of a batch.
-
-    Raises:
-        VitrimError: the model is reduced, or a method is unknown or does not fit the model.
     """
     refuse_reduced(model)
     configs = fitting(model, [parse_method(method) if isinstance(method, str) else method for method in methods])
+    # Copied once: the reduced models share the parameters of this copy, so a further method needs no memory for them.
     dense = copy.deepcopy(model).to(device=device, dtype=dtype).eval()
     reduced = []
     for config in configs:

@@ -8,7 +8,7 @@ import stat
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -36,8 +36,8 @@ class Decisions:
     """The fate of the tokens of images under one method, in the order of their ids.
 
     Attributes:
-        header: ``method``, ``num_prefix`` (protected tokens at the front), ``soft`` (tokens are mixtures, and
-            ``source`` names the token with the largest weight), and entries of the caller; JSON-serialisable.
+        header: ``method``, ``num_prefix``, ``soft`` (tokens are mixtures, and ``source`` names the token with the
+            largest weight), and entries of the caller; JSON-serialisable.
         ids: (I,) int64, indices of the images in their dataset.
         source: (I, L, N0) int32: the token that holds input token i after block l, prefix counted, -1 for none.
         num_tokens: (I, L) int32, tokens of each image after each block, with prefix, without padding.
@@ -57,6 +57,7 @@ class Decisions:
         """Write a compressed .npz without pickles, in the narrowest integer types."""
         source = narrowed(self.source)
         header = {**self.header, "format": FORMAT, "pruned": int(np.iinfo(source.dtype).max)}
+        # The value that stands for -1 is in the header: the reader need not know the type's width.
         arrays = {"ids": self.ids, "source": source, "num_tokens": self.num_tokens.astype(np.int32)}
         write_arrays(file, header, arrays)
 
@@ -92,18 +93,16 @@ class DecisionsProbe(Gauge):
         if self.reduction is None or not found:
             return None
         model, config = self.reduction.model, self.reduction.config
+        # Processes and shuffled batches come in any order; the file is in that of the dataset.
         order, num_prefix = found["ids"].argsort(), host_of(model).facts(model).num_prefix
         header = {"method": self.name, "num_prefix": num_prefix, "soft": config.kind == "soft"}
         return Decisions(header, *(found[name][order].numpy() for name in ("ids", "source", "num_tokens")))
 
 
 def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
-    """``source`` and ``num_tokens`` (see `Decisions`) of the last forward of B images, int32 on the CPU.
-
-    Args:
-        reduction: made with ``record=True``.
-    """
+    """``source`` and ``num_tokens`` (see `Decisions`) of the last forward of B images, which was recorded."""
     states = reduction.states[1:]
+    # Until the first reduction one row of indices serves all images.
     source = torch.stack([state.source.expand(images, -1) for state in states], 1)
     counts = [
         torch.full((images,), state.num_tokens) if state.mask is None else state.mask.sum(1).cpu() for state in states
@@ -126,12 +125,7 @@ def save_decisions(findings: Findings, folder: Path) -> list[Path]:
 
 
 def file_name(method: str) -> str:
-    """A method's text as a file name: letters, digits, dots and minus signs stay; a long name ends in a checksum.
-
-    Example:
-        >>> file_name("evit:keep_rate=0.7,fuse_token=true")
-        'evit_keep_rate_0.7_fuse_token_true'
-    """
+    """A method's text as a file name: letters, digits, dots and minus signs stay; a long name ends in a checksum."""
     return safe_name(method, ".-")
 
 
@@ -149,24 +143,15 @@ DAMAGES = (
 
 
 def narrowed(source: NDArray[Any]) -> NDArray[Any]:
-    """Tokens (..., N0) from -1 to N0 - 1 in the narrowest integers; -1 becomes the largest value of an unsigned type.
-
-    Example:
-        >>> narrowed(np.array([0, 2, -1]))
-        array([  0,   2, 255], dtype=uint8)
-    """
+    """Tokens (..., N0) from -1 to N0 - 1 in the narrowest integers; -1 becomes the largest of an unsigned type."""
     tokens = source.shape[-1]
+    # One value less than the type has, because its largest one stands for -1.
     narrow = np.uint8 if tokens < np.iinfo(np.uint8).max else np.uint16 if tokens < 2**16 - 1 else np.int32
     return np.where(source < 0, np.iinfo(narrow).max, source).astype(narrow)
 
 
 def widened(source: NDArray[Any], pruned: int) -> NDArray[np.int32]:
-    """Undo `narrowed`; ``pruned`` is the value that represents -1.
-
-    Example:
-        >>> widened(np.array([0, 2, 255], np.uint8), 255)
-        array([ 0,  2, -1], dtype=int32)
-    """
+    """Undo `narrowed`; ``pruned`` is the value that represents -1."""
     wide = source.astype(np.int32)
     wide[source == pruned] = -1
     return wide
@@ -180,15 +165,7 @@ def write_arrays(file: str | Path, header: Mapping[str, Any], arrays: Mapping[st
 
 
 def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Read a file of `write_arrays`. Sizes are checked before an array is read.
-
-    Args:
-        what: the expected content, for error messages.
-        version: the required ``format`` in the header.
-
-    Raises:
-        VitrimError: the file is missing, damaged, or of another kind or format, or its arrays exceed 2 GiB.
-    """
+    """Read a file of `write_arrays`, with ``what`` in format ``version``; `VitrimError` for any damage."""
     file = Path(file)
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would block
@@ -196,7 +173,10 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
         with file.open("rb") as opened:
             if not zipfile.is_zipfile(opened):  # numpy's message would recommend unpickling, which is unsafe
                 raise VitrimError(f"{file} is no {what}: it is no .npz file, or was cut short")
-            _check_entries(opened)
+            # A stranger's file: the sizes that its entries claim are checked before an array is read.
+            fault = next(_faults(opened), None)
+            if fault is not None:
+                raise VitrimError(f"{file} is no {what}: {fault}")
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as stored:
                 header = json.loads(str(stored[HEADER]))
@@ -214,26 +194,30 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
         raise VitrimError(f"{file} is no {what}: {first_line(error)}") from error
 
 
-def _check_entries(opened: BinaryIO) -> None:
-    """Raise `ValueError` for entries of an .npz file whose headers are invalid, without reading the arrays."""
+def _faults(opened: BinaryIO) -> Iterator[str]:
+    """Yield what is wrong with the entries of an .npz file, without reading the arrays; only the first is sure."""
     with zipfile.ZipFile(opened) as stored:
         entries = stored.infolist()
         names = {entry.filename for entry in entries}
         if f"{HEADER}.npy" not in names or len(names) < len(entries):
-            raise ValueError("it has no header, or two arrays of one name")
+            yield "it has no header, or two arrays of one name"
+        # The sizes in the list are checked against the headers below, so neither can lie alone.
         if sum(entry.file_size for entry in entries) > LARGEST:
-            raise ValueError(f"its arrays would take more than {LARGEST / 2**30:.0f} GiB")
+            yield f"its arrays would take more than {LARGEST / 2**30:.0f} GiB"
         for entry in entries:
             name = entry.filename
             if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"{name} is encrypted, or compressed as no array is")
+                yield f"{name} is encrypted, or compressed as no array is"
             with stored.open(entry) as content:
                 read = READERS.get(np.lib.format.read_magic(content))
                 if read is None:
-                    raise ValueError(f"{name} is of an unknown version")
+                    yield f"{name} is of an unknown version"
+                    return
                 shape, _, dtype = read(content)
                 start = content.tell()
             if dtype.kind not in ("U" if name == f"{HEADER}.npy" else "biuf"):
-                raise ValueError(f"{name} holds {dtype}, no numbers")
+                yield f"{name} holds {dtype}, no numbers"
+            # Exactly the bytes of its shape and dtype: numpy would otherwise ask for memory that the file does not
+            # fill.
             if min(shape, default=0) < 0 or start + math.prod(shape) * dtype.itemsize != entry.file_size:
-                raise ValueError(f"{name} of shape {shape} and {dtype} does not have {entry.file_size} bytes")
+                yield f"{name} of shape {shape} and {dtype} does not have {entry.file_size} bytes"

@@ -1,8 +1,4 @@
-"""Accuracy of reduced models compared with the dense model, in one pass over the data: ``vitrim eval``.
-
-model = create_model("vit_small_patch16_224", pretrained=True)
-report = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT")
-"""
+"""Accuracy of reduced models compared with the dense model, in one pass over the data: ``vitrim eval``."""
 
 from __future__ import annotations
 
@@ -56,23 +52,14 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def standard_probes(task: Task) -> list[Probe]:
-    """The probes of an evaluation: the task's metrics, agreement with the dense model, MACs and tokens.
-
-    For embeddings, `Neighbours` provides the metrics.
-
-    Example:
-        >>> from vitrim.tasks import make_task
-        >>> [type(probe).__name__ for probe in standard_probes(make_task("classification", 10))]
-        ['TaskMetrics', 'Agreement', 'MacsProbe', 'Tokens']
-    """
+    """The probes of an evaluation: the task's metrics (of embeddings, `Neighbours`), agreement, MACs and tokens."""
     if task.name == EMBEDDING:
         return [Agreement(task), Neighbours(), MacsProbe(), Tokens()]
     return [TaskMetrics(task), Agreement(task), MacsProbe(), Tokens()]
 
 
 def paired_probes(task: Task) -> list[Probe]:
-    """The probe of the standard error of the loss against the dense model; none for boxes without pycocotools, and none
-    for embeddings, whose `standard_probes` include it.
+    """The probe of the loss's standard error, if the `standard_probes` have none; boxes need pycocotools.
 
     Example:
         >>> from vitrim.tasks import make_task
@@ -105,35 +92,32 @@ def evaluate(
     and all return the same rows.
 
     Args:
-        model: a module, which is not changed, a name as on the command line, or a `vitrim.ScoredModel`. A reduced
-            module is evaluated beside its dense self. Or a `vitrim.Exported` file.
+        model: a module, which is not changed, a name as on the command line, a `vitrim.ScoredModel` or a
+            `vitrim.Exported` file. A reduced module is evaluated beside its dense self.
         methods: one or several, configs or text such as ``"tome:r=13"``; None for the dense model and, if the model is
             reduced, its own reduction. Exported files among them are scored on the same images.
         data: a source or a dataset, see `vitrim.open_data`, or a `vitrim.ScoredData`. Or batches, read once: pairs of
             images (B, C, H, W) and targets, which are labels (B,) for classification, and (B, K) of 0 and 1 for several
             labels per image. With batches, the task of a `vitrim.ScoredData` may be multilabel or a `Task`.
         out: folder that stores intermediate results every half minute, or `vitrim.ScoredResults`, which can also
-            request the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier: a
-            row per image with its index, file, label, and every model's class and probability.
+            request the ``decisions`` (`vitrim.measure.decisions.Decisions`) and a classifier's ``predictions``: a row
+            per image with its index, file, label, and every model's class and probability.
         seed: seed of random weights and of methods that draw at random; the global generators do not change.
         on_progress: called after every batch with the number of images this process has seen, and its total or None.
-        on_report: called with the partial report if the pass is interrupted, also by Ctrl-C; the exception is raised
-            afterwards.
+        on_report: called with the partial report if the pass is interrupted, also by Ctrl-C, before the exception.
 
     Returns:
         A report with a row per model, the dense model first: ``model, method, images``; the metrics of the task, shares
-        in [0, 1], such as ``top1``; ``agreement``, ``cosine``, ``gmacs``, ``gmacs_images``, ``tokens_per_block``,
-        ``tokens_at_end`` (see `vitrim.measure.probes`), ``saved`` (share of the dense MACs) and, for tasks with scores
-        by class, ``classes``. Of files alone, without the dense model in fp32 first, rows lack what compares with it:
-        agreement, cosine, loss and its error; what they save is in their metadata. Otherwise rows have
-        ``loss_error``, the standard error of the change against dense on the same images (for boxes only with
-        pycocotools), and rows with top-1 have the ``loss`` and ``kl``, the divergence from the dense model. Its
-        ``record`` is the output of ``vitrim eval --json``.
+            in [0, 1], such as ``top1``; ``agreement``, ``cosine``, ``gmacs``, ``gmacs_images``, ``tokens_per_block``,
+            ``tokens_at_end`` (see `vitrim.measure.probes`), ``saved`` (share of the dense MACs), for tasks with scores
+            by class ``classes``, and ``loss_error``, the standard error of the change against dense on the same images
+            (for boxes only with pycocotools); with top-1 also ``loss`` and ``kl``, the divergence from the dense model.
+            Rows of files without the dense model in fp32 first lack what compares with it. Its ``record`` is the output
+            of ``vitrim eval --json``.
 
     Raises:
-        VitrimError: an unsupported model, or a model without a classifier or for another task; an unknown method, or
-            a method that does not fit; data that cannot be read, is empty or has other classes; invalid targets;
-            outputs that are not finite; too little memory.
+        VitrimError: a model or method that is unknown or does not fit; data that cannot be read, is empty or has other
+            classes; invalid targets; outputs that are not finite; too little memory.
 
     Example:
         >>> import timm
@@ -146,7 +130,9 @@ def evaluate(
     configs, files = parted(methods)
     if results.predictions is not None:
         check_predictions(Path(results.predictions))
+    # Checks of files and folders come before the model, whose weights may take minutes.
     device, dtype = place_of(spec), _dtype_of(spec)
+    # A named model goes where accelerate puts it, unless a device was given.
     processes = Processes.launched(str(device) if spec.named or spec.device is not None else None)
     with seeded_draws(device, seed):
         loaded, others = load(spec, "cpu", configs)
@@ -163,6 +149,7 @@ def evaluate(
     partial = None
     if results.path is not None:
         names = [one.name for one in opened.models]
+        # All that decides a number: a folder of other settings is refused.
         settings = {"model": loaded.name, "methods": names, **facts, "content": opened.content}
         partial = Partial(results.path, settings, processes, resume=results.resume)
     batch_size = data["batch_size"] or images.batch_size
@@ -234,6 +221,8 @@ class Opened:
         for one, row in zip(self.models, findings.rows, strict=False):
             sizes = {"img_size": one.img_size or self.loaded.side} if sized else {}
             own = one.model.metadata.get("dense_gmacs") if isinstance(one.model, Exported) else None
+            # Files alone know the MACs of their dense self; with a dense row, the same count serves all.
+            # A share of the dense MACs: of its own dense self, or of the first row.
             base = own if self.without_dense else sum(findings.rows[0]["gmacs"].values())
             saved = 1 - sum(row["gmacs"].values()) / base if base else None
             known = {key: row[key] for key in row if key not in unknown}
@@ -265,10 +254,7 @@ def open_models(
     identified: bool = False,
     others: Sequence[Loaded] = (),
 ) -> Opened:
-    """Reduce copies of the model in this dtype, on ``device``, or that of the module.
-
-    Those at the sizes of ``others`` follow them, and then ``files``.
-    """
+    """Reduce copies of the model; those at the sizes of ``others`` follow them, and then ``files``."""
     model: nn.Module | Exported = loaded.model
     models: list[Contestant] = []
     with ExitStack() as kept:
@@ -284,6 +270,7 @@ def open_models(
             how: dict[str, Any] = {"device": device, "dtype": dtype, "learned": folder}
             models = contestants(own.model, methods, task, **how)
             for one in others:
+                # Weights of another size are resampled copies, so nothing is shared with the first model.
                 models += contestants(one.model, methods, task, **how, img_size=one.img_size)
         untrained = untrained_methods(methods, folder)
         content: dict[str, str] = {}
@@ -347,6 +334,7 @@ def follow(
 ) -> None:
     """Run the models on all batches, but those of the run that is resumed."""
     dataset, data, processes = opened.dataset, opened.data, measurement.processes
+    # Every process sees its share of the images, rounded up.
     batches, total = images.source, None if dataset is None else -(-data["images"] // processes.count)
 
     def seen(count: int) -> None:

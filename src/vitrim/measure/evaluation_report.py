@@ -75,6 +75,7 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
     dense = rows[0]
     names, compared = list(dense), "agreement" in dense
     own = names[names.index("images") + 1 : names.index("agreement" if compared else "gmacs")]
+    # Between the number of images and the comparison stand the task's own metrics.
     metrics = [name for name in task.shown or own if name in dense]
     full, main = sum(dense["gmacs"].values()), task.selects_by
     cells: list[dict[str, str]] = []
@@ -98,11 +99,8 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
 def unseen(change: float, error: float | None, images: int) -> float | None:
     """The largest change, in points, compatible with n images of which none changed: 3/n, at 95 % (the rule of three).
 
-    None if an image changed, or the error is unknown.
-
-    Args:
-        change, error: shares from `PairedLoss` or `Neighbours`.
-        images: n.
+    None if an image changed, or the error is unknown. ``change`` and ``error`` are shares from `PairedLoss` or
+    `Neighbours`.
 
     Example:
         >>> unseen(0.0, 1 / 20, 20), unseen(0.0, 0.07, 20), unseen(-0.05, 1 / 20, 20)
@@ -113,7 +111,7 @@ def unseen(change: float, error: float | None, images: int) -> float | None:
 
 
 def change_cell(change: float, error: float | None, images: int) -> str:
-    """A change of a share in points, with its standard error if known; if no image changed, with the bound of `unseen`.
+    """A change of a share in points, with its standard error, or with the bound of `unseen` if no image changed.
 
     Example:
         >>> change_cell(-0.0123, 0.0041, 1000), change_cell(0.0, None, 20), change_cell(0.0, 1 / 20, 20)
@@ -126,12 +124,7 @@ def change_cell(change: float, error: float | None, images: int) -> str:
 
 
 def doubts(facts: Mapping[str, Any], task: Task, still: str, dense: Mapping[str, Any] | None = None) -> list[str]:
-    """Reasons why the accuracies may be meaningless, one line each, for a report's notes and its record.
-
-    Args:
-        still: text on what the other columns still show.
-        dense: row of the dense model, if it is measured.
-    """
+    """Reasons why the accuracies may be meaningless, for a report's notes; other columns ``still`` show something."""
     found: list[str] = []
     random = facts["weights"] == "random"
     if random:
@@ -163,17 +156,11 @@ LEAST = 30
 def at_chance(top1: float, images: int, classes: int) -> str | None:
     """A sentence on a dense model that is right no more often than by chance; None if it is, or on too few images.
 
-    Args:
-        top1: share of images.
-        classes: K; a guess is right with 1/K, and with two standard errors more by luck (one time in forty).
-
     Example:
         >>> at_chance(0.017, 1000, 1000), at_chance(0.0, 29, 10)
         (None, None)
-        >>> at_chance(0.0, 40, 1000)  # doctest: +NORMALIZE_WHITESPACE
-        'the dense model is right on 0.0 % of 40 images, as if by chance (0.1 % of 1000 classes): the labels may be of
-        other classes than the model was trained on, or in another order, or the images be prepared in another way'
     """
+    # A guess is right with 1 / K, and with two standard errors more by luck (one time in forty).
     guess = 1.0 / classes
     if images < LEAST or top1 > guess + 2.0 * sqrt(guess * (1.0 - guess) / images):
         return None
@@ -185,10 +172,5 @@ def at_chance(top1: float, images: int, classes: int) -> str | None:
 
 
 def spelled(metric: str) -> str:
-    """The display name of a metric.
-
-    Example:
-        >>> spelled("top1"), spelled("mAP_occurring")
-        ('top-1', 'mAP occurring')
-    """
+    """The display name of a metric: top-1 for top1."""
     return metric.replace("top", "top-").replace("recall", "recall@").replace("_", " ")

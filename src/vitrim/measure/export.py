@@ -59,21 +59,18 @@ def export(
     """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` is not changed.
 
     The file maps ``image`` (batch, C, H, W) float32 to float32 logits (batch, K); for a model without a head, to the
-    library's embedding (batch, D), or to its first output. The file is kept only if it agrees with the model: the same
-    top-1 and logits within 1e-4, at batch 1, 2 and all other images of ``check``, except near ties
-    (`vitrim.engines.check`), which the metadata count. A file in int8, and in bf16 for OpenVINO, is derived from such
-    a file; weights in half precision are held to what torch gives in it. The metadata give the share of images with
-    the same top-1, and real images that show it to be below 80 % are a reason to refuse the file. A JSON file beside it
-    repeats its metadata.
+    library's embedding (batch, D), or to its first output. It is kept only if it agrees with the model: the same top-1
+    and logits within 1e-4, at batch 1, 2 and all other images of ``check``, except near ties (`vitrim.engines.check`).
+    A file in int8, and in bf16 for OpenVINO, is derived from such a file; weights in half precision are held to what
+    torch gives in it. Real images that show the same top-1 in less than 80 % are a reason to refuse the file. A JSON
+    file beside it repeats its metadata.
 
     Args:
-        model: a dense or reduced module, its name as on the command line, or a `vitrim.ModelSpec`. A reduced module,
-            e.g. with learned parameters, is exported as it is if ``method`` is None. A model that cannot be reduced
-            takes ``none`` or None. Parameters that a training run learned for the method are used.
+        model: a dense or reduced module, its name as on the command line, or a `vitrim.ModelSpec`. A reduced module is
+            exported as it is if ``method`` is None. Parameters that a training run learned for the method are used.
         method: config or text. A method whose counts depend on the images needs ``freeze``, unless its graph can follow
             them.
         path: path of the file; names of additional files begin with its name.
-        file: format and options.
         check: number of images to compare on, of ``images`` or else random, 0 for none; or these images, as the file
             takes them. They are disjoint from those that calibrate int8.
         images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`; required for int8. Counts are fixed on
@@ -110,6 +107,7 @@ def export(
     with seeded_draws(torch.device("cpu"), seed), ExitStack() as kept:
         loaded = _at_size(spec.load("cpu"), wanted.size)
         plain = _plain(loaded.model)
+        # Without a method the model is exported as it is, with its own reduction.
         own = Apart(plain) if config is None else kept.enter_context(apart(plain))  # a method replaces the model's own
         plain, learned = own.model, own.learned or loaded.learned
         config = next(iter(fitting(plain, [] if config is None else [config])), None)
@@ -119,6 +117,7 @@ def export(
         if freeze is not False and config is not None:
             tell("finding counts")
             config = _fixed(plain, config, dataset, freeze, source.limit, learned)
+        # The method and its counts are known now: the graph is refused before the images are read.
         reduced = _reduced(plain, config, learned, wanted.batch, bench)
         names = None if dataset is None else dataset.class_names
         classes = wanted.classes
@@ -166,10 +165,7 @@ def _at_size(loaded: Loaded, size: int | tuple[int, int] | None) -> Loaded:
 def _asked_method(
     method: MethodConfig | str | None, model: object, freeze: bool | float, images: DataSpec
 ) -> MethodConfig | None:
-    """The method as a config; without one, that of a reduced module whose counts are to be fixed.
-
-    Refuse to fix counts without an adaptive method or without images.
-    """
+    """The method as a config; without one, that of a reduced module whose counts are to be fixed on images."""
     config = parse_method(method) if isinstance(method, str) else method
     if freeze is False:
         if images.limit is not None:
@@ -233,10 +229,7 @@ def _fixed(
 def _reduced(
     plain: nn.Module, method: MethodConfig | None, learned: Path | None, batch: int | None, bench: bool
 ) -> nn.Module:
-    """A copy reduced by ``method``, with its parameters in ``learned``.
-
-    Methods without a fixed graph are refused, and with ``bench`` those that take as long as the images ask for.
-    """
+    """A copy reduced by ``method``, with its parameters; methods without a fixed graph or a fixed time are refused."""
     reduced = shared_copy(plain)
     if method is not None:
         take_learned(reduce_(reduced, method), learned)
@@ -258,20 +251,19 @@ def _reduced(
 
 
 def _of_dataset(draft: Draft, dataset: ImageDataset | None, check: int | Tensor) -> tuple[int | Tensor, Tensor | None]:
-    """Images to compare on, as many as ``check``, and others to calibrate int8, as the file takes them.
-
-    ``check`` is unchanged if it is the images, if there is no dataset, or if none are compared.
-    """
+    """Images to compare on, as many as ``check`` unless it is the images, and others to calibrate int8."""
     wanted = draft.wanted
     if dataset is None or not isinstance(check, int) or (check <= 0 and wanted.precision != "int8"):
         return check, None
     own, compared = CALIBRATED if wanted.precision == "int8" else 0, max(check, wanted.batch or 1)
     count = min(compared + own, len(dataset))
+    # One batch of all: the file takes them in sizes of its own.
     every: Tensor = next(iter(batches(dataset, count, limit=count)))[0]  # spread over the dataset
     if wanted.preprocess:
         every = as_read(every, draft.preprocessing)
     chosen = np.zeros(len(every), dtype=bool)
     if own:  # of few images, as large a share
+        # The two sets are disjoint: a file must agree on images that did not set its ranges.
         chosen[calibrating(np.arange(len(every)), max(len(every) * own // (own + compared), 1))] = True
     return (every[~torch.from_numpy(chosen)] if check else 0), every[torch.from_numpy(chosen)]
 
@@ -316,6 +308,7 @@ def _time(report: SpeedReport, file: Exported, draft: Draft, seed: int, tell: Ca
     """Add rows and tables to the report: eager and the file, dense and reduced."""
     method, sizes = file.metadata["method"], (1, 8) if file.batch is None else (file.batch,)
     with apart(draft.model) as own, dense_file(replace(draft.loaded, model=own.model), file) as other:
+        # A dense file has nothing beside it.
         methods = {} if own.method is None else {method: own.method}
         files = {DENSE: other} if own.method is None else {DENSE: other, method: file}
         for turn, size in enumerate(sizes, 1):
@@ -328,8 +321,7 @@ def _time(report: SpeedReport, file: Exported, draft: Draft, seed: int, tell: Ca
 
 @contextmanager
 def dense_file(loaded: Loaded, exported: Exported) -> Iterator[Exported]:
-    """Yield a file of the dense model, exported like ``exported``, which is a reduced one: a temporary one, or
-    ``exported`` itself if it is dense. Raise `VitrimError` if the model is reduced."""
+    """Yield a file of the dense model, exported like ``exported``: a temporary one, or itself if it is dense."""
     known = exported.metadata
     if get_reduction(loaded.model) is not None:
         raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")

@@ -1,7 +1,4 @@
-"""Digests of all that decides a number besides the settings that a user names.
-
-Every command that resumes stores them with its measurements, and refuses those of other weights, labels or images.
-"""
+"""Digests of all that decides a number besides the settings that a user names: what resumes must have equal ones."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ def identity(
 
     Args:
         model: the dense model; None for files alone.
-        task: how its outputs are read and scored.
         images: a dataset, with its labels and transform, or batches in memory: (B, C, H, W), or pairs with targets.
         learned: folder of a saved reduction.
         files: exported files that are measured, too.
@@ -46,6 +42,7 @@ def identity(
         >>> [name for name in first if first[name] != second[name]]
         ['images']
     """
+    # Weights alone do not tell the number of heads or the scale of attention.
     known = {} if model is None else {"weights": weights_fingerprint(model), "model": _digest(_form(model))}
     found = {
         **known,
@@ -67,12 +64,7 @@ def made_for(model: nn.Module) -> dict[str, Any]:
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The name of the first setting that differs, and its two values in short; None if all are equal.
-
-    Example:
-        >>> first_difference({"seed": 0, "images": {"source": "a"}}, {"seed": 0, "images": {"source": "b"}})
-        ('images.source', 'a', 'b')
-    """
+    """The name of the first setting that differs, and its two values in short; None if all are equal."""
     old, new = dict(flat(before)), dict(flat(now))
     name = next((name for name in [*new, *old] if old.get(name) != new.get(name)), None)
     if name is None:
@@ -86,13 +78,7 @@ def _short(value: object) -> str:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A hash of all parameters and buffers, as 64 hexadecimal digits.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> weights_fingerprint(layer) == weights_fingerprint(layer), len(weights_fingerprint(layer))
-        (True, 64)
-    """
+    """A hash of all parameters and buffers, as 64 hexadecimal digits."""
     return digest_of(model.state_dict())
 
 
@@ -100,6 +86,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """A hash of tensors and their names, in their order, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for name, value in tensors.items():
+        # Names, dtypes and shapes too: equal bytes may be other numbers.
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -108,6 +95,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 def _digest(texts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for text in texts:
+        # The length in front: two texts must not be the same as one that joins them.
         digest.update(f"{len(text)} {text}".encode())
     return digest.hexdigest()
 
@@ -125,6 +113,7 @@ def _form(model: nn.Module) -> Iterable[str]:
 
 def _text(value: object) -> str:
     """A value as text that is the same in every process."""
+    # The address of an object differs between processes.
     return ADDRESS.sub("", repr(value))
 
 

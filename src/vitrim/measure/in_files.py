@@ -21,12 +21,7 @@ MethodsAndFiles: TypeAlias = MethodConfig | str | Exported | Sequence[MethodConf
 
 
 def load(spec: ModelSpec, device: str | torch.device, methods: Sequence[MethodConfig]) -> tuple[Loaded, list[Loaded]]:
-    """The model of a description, and the same at other sizes (`ModelSpec.load_sizes`).
-
-    It may be an exported file: `vitrim.core.registry.ask` answers for it, too.
-
-    ``methods`` cannot reduce a file.
-    """
+    """The model of a description, which ``methods`` reduce unless it is a file, and the same at other sizes."""
     if not isinstance(spec.model, Exported):
         return spec.load_sizes(device)
     file: Any = spec.model
@@ -73,6 +68,7 @@ def size_of(file: Exported, others: Sequence[Loaded]) -> int | None:
 def check_alike(loaded: Loaded, files: Sequence[Exported], others: Sequence[Loaded] = ()) -> None:
     """Refuse ``files`` of another size or normalisation than the model, which may be measured at ``others``."""
     for file in files:
+        # A file at another size is compared with the model at that size.
         beside = next((one for one in others if one.img_size == size_of(file, others)), loaded)
         for name in ("size", "mean", "std"):
             own, other = getattr(file.preprocessing, name), getattr(beside.preprocessing, name)
@@ -84,12 +80,7 @@ def check_alike(loaded: Loaded, files: Sequence[Exported], others: Sequence[Load
 
 
 def file_words(files: Sequence[Exported]) -> str:
-    """A note on the origin of the files, and on the one size of batches that some take.
-
-    Example:
-        >>> file_words([])
-        ''
-    """
+    """A note on the origin of the files, and on the one size of batches that some take."""
     texts = [
         f"{file.path} is {known.get('method', 'none')} of {known.get('model', 'a model')} on {file.engine} in "
         f"{file.precision}"

@@ -32,18 +32,13 @@ ZERO_SHOT = "zero_shot"
 
 @checked
 class DataSpec(Refined):
-    """Images and how to read them, for functions that transform and batch them for their model.
-
-    Most calls can pass a source or a dataset (see `open_data`) instead.
+    """Images and how to read them; most calls can pass a source or a dataset (see `open_data`) instead.
 
     Attributes:
         source: source of images, see `open_data`, or a dataset of `vitrim.data`; for some functions, batches.
         split, image_column, label_column, options: see `open_data`; only with a source. The option ``by_number`` also
             works with a dataset: true if labels are the indices of the model's classes, whatever their names.
         limit: largest number of images, spread evenly over the data.
-
-    Raises:
-        VitrimError: a value of the wrong type.
     """
 
     source: Any
@@ -75,7 +70,6 @@ class ScoredData(DataSpec):
     Attributes:
         task: task, for a model with several.
         protocol: protocol of segmentation, such as ``{"mode": "slide"}``; overrides that of the training.
-        batch_size: batch size for scoring.
         workers: processes that read images; 0 for this one.
     """
 
@@ -91,12 +85,7 @@ JUDGED = 30
 
 @checked
 class JudgedData(DataSpec):
-    """Images that losses are judged on.
-
-    Attributes:
-        labels: the labels are classes of the model.
-        few: accept fewer images than a result can be detected on.
-    """
+    """Images that losses are judged on: by ``labels``, classes of the model; ``few``, too few to detect a result."""
 
     limit: Annotated[int, Field(ge=JUDGED)] | None = None
     labels: bool = True
@@ -117,21 +106,14 @@ def open_data(
     """Open a source of images as a dataset, which all functions of vitrim accept.
 
     Args:
-        source: a folder of classes, parquet files, ``hfds/OWNER/NAME``, or ``LAYOUT:ROOT``, such as
-            ``imagenet:ROOT``; see docs/data.md.
-        model: model for the images: its task decides if masks or boxes are read, and the recipe of its training run
-            sets default options.
+        source: a folder of classes, parquet files, ``hfds/OWNER/NAME``, or ``LAYOUT:ROOT``, such as ``imagenet:ROOT``;
+            see docs/data.md.
+        model: its task decides if masks or boxes are read, and the recipe of its training run sets default options.
         task: task, for a model with several or without ``model``.
         split: part of the data, such as ``val``.
         image_column, label_column: columns of a table that has several.
         limit: largest number of images, spread evenly over the data.
         options: options of the layout's reader.
-
-    Returns:
-        A dataset of `vitrim.data`. Functions add the transform of their model.
-
-    Raises:
-        VitrimError: the data cannot be read, or the model is not for the task.
 
     Example:
         >>> import tempfile
@@ -150,6 +132,7 @@ def open_data(
         loaded = ModelSpec(model).load()
         task = task_name(loaded, task)
         _, trained = as_trained(loaded.name)
+    # A name that is no task may be what the reader calls its targets.
     reads = None if task is None else tasks()[task].reads if task in tasks() else task
     dataset: Any = load_data(source, task=reads, **spec.columns, **{**trained, **(options or {})})
     return dataset if limit is None else dataset.part(spread(len(dataset), limit).tolist())
@@ -159,11 +142,9 @@ def task_name(loaded: Loaded, wanted: str | None = None) -> str | None:
     """The task to evaluate a model in: the ``wanted`` task, else the model's own; None for labels of entire images.
 
     A model without a classifier is evaluated by its embeddings; other models can be, too.
-
-    Raises:
-        VitrimError: the model does not support the wanted task.
     """
     own, kind = loaded.tasks, type(loaded.model).__name__
+    # Without classes or a task of its own, an embedding is all there is.
     if not own and (wanted == EMBEDDING or (wanted is None and loaded.num_classes == 0)):
         return EMBEDDING
     if wanted == ZERO_SHOT and not own:
@@ -179,21 +160,10 @@ def open_images(model: nn.Module, images: Any, *, in_patches: bool = True, other
     """Images with the transform of ``model``; None without a source.
 
     Args:
-        model: model whose preprocessing is used.
         images: a `DataSpec`, a source (see `vitrim.data.load_images`), or a dataset, which is not changed and keeps a
             transform that was set.
         in_patches: see `vitrim.data.eval_transform`.
         others: the model at other sizes: an item then has the image at each, see `vitrim.data.transforms.AtSizes`.
-
-    Raises:
-        VitrimError: the images cannot be read, columns are set without a source, or ``others`` and a transform.
-
-    Example:
-        >>> import io, timm
-        >>> from PIL import Image
-        >>> Image.new("RGB", (40, 30)).save(file := io.BytesIO(), "png")
-        >>> open_images(timm.create_model("test_vit"), ImageDataset([file.getvalue()], [0]))[0][0].shape
-        torch.Size([3, 160, 160])
     """
     spec = DataSpec.of(images)
     given = next((name for name, value in spec.columns.items() if value is not None), None)
@@ -229,10 +199,7 @@ def check_own_transform(dataset: Any, others: Sequence[Loaded]) -> None:
 
 
 def random_images(model: Any, count: int, seed: int = 0) -> Tensor:
-    """Standard normal images (count, C, H, W) of the model's input size, float32 on the CPU.
-
-    (count, n, C, H, W) for a `Prefill` of prompts with n images.
-    """
+    """Standard normal images (count, *`image_shape`) of the model's input size, float32 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, *image_shape(model), generator=generator)
 

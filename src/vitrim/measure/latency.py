@@ -1,8 +1,4 @@
-"""Latency of several models, timed for a comparison.
-
-Other jobs can slow a machine down for seconds. So candidates are timed in turn, A B C A B C ...: a slow moment hits all
-of them alike, and speed-ups are ratios within a round.
-"""
+"""Latency of several models, timed for a comparison."""
 
 from __future__ import annotations
 
@@ -40,20 +36,13 @@ STARVED = 0.8
 
 @checked
 class Budget:
-    """The time to spend on a measurement.
+    """The time to spend on a measurement, in rounds in which every candidate runs once.
 
-    It ends after ``min_rounds`` rounds that took ``min_seconds`` per candidate, or after ``max_rounds``. In one round
-    every candidate runs once.
+    It ends after ``min_rounds`` that took ``min_seconds`` per candidate, without warm-up, or after ``max_rounds``.
 
     Attributes:
-        min_rounds: fewest rounds.
-        min_seconds: least time in seconds per candidate, without warm-up.
-        max_rounds: most rounds.
         warmup_rounds: initial rounds that do not count, for caches, lazy set-up and compilation.
         slice: `vitrim.bench` also times the limit of every static method, a plain slice (`vitrim.measure.limit`).
-
-    Raises:
-        VitrimError: a number below its minimum, or ``max_rounds`` below ``min_rounds``.
 
     Example:
         >>> Budget(min_rounds=5, min_seconds=1.0).spent(rounds=7, seconds=2.5, candidates=2)
@@ -84,16 +73,10 @@ def time_interleaved(
 ) -> dict[str, FloatArray]:
     """Time callables in turn, one call each per round, in a random order per round.
 
-    A call runs with the caches and memory that its predecessor left: in a fixed order, `tome:r=2` of ViT-S took 109 ms
-    after a model of 186 ms, and 99 ms after another one, in all rounds, so that a median does not help.
-
-    Args:
-        candidates: callables by name; on an accelerator they may return before their work is done.
-        device: device of the work, synchronised before and after every call.
+    ``candidates`` are callables by name; on an accelerator, ``device``, they may return before their work is done.
 
     Returns:
-        Per name the latency of every round, (R,) float64 in milliseconds; entry i of all belongs to the same round. If
-        the halves of the rounds disagree (`restless`), the budget is spent up to three times.
+        Per name the latency of every round, (R,) float64 in milliseconds; entry i of all belongs to the same round.
 
     Example:
         >>> times = time_interleaved({"short": lambda: sum(range(10)), "long": lambda: sum(range(1000))},
@@ -105,6 +88,8 @@ def time_interleaved(
         raise VitrimError("there is nothing to time: give at least one candidate")
     budget = budget or Budget()
     device = torch.device(device)
+    # Other jobs slow a machine down for seconds. In turn, a slow moment hits all candidates alike, and speed-ups are
+    # ratios within a round.
     for _ in range(budget.warmup_rounds):
         for run in candidates.values():
             run()
@@ -114,8 +99,12 @@ def time_interleaved(
         before, seconds = len(rounds), 0.0
         while not budget.spent(len(rounds) - before, seconds, len(candidates)):
             rounds.append({})
+            # A call runs with the caches and memory that its predecessor left: in a fixed order, `tome:r=2` of ViT-S
+            # took 109 ms after a model of 186 ms, and 99 ms after another one, in all rounds, so that a median does not
+            # help.
             draw.shuffle(order)
             for name in order:
+                # Before and after: what the predecessor left running must not count, and this call must be over.
                 _synchronise(device)
                 start = time.perf_counter()
                 candidates[name]()
@@ -131,8 +120,7 @@ def time_interleaved(
 def in_turn(run: Callable[[Any], object], batches: Sequence[Any]) -> Callable[[], object]:
     """A callable that runs the next of ``batches``, of any shapes, and starts over after the last.
 
-    With it, a method whose token counts depend on the image is timed on many images, and all candidates run the same
-    batch in every round. Several batches all run once first, because engines compile kernels for every new shape.
+    With it, a method whose counts depend on the image is timed on many, and all candidates run the same one in a round.
 
     Example:
         >>> seen = []
@@ -143,6 +131,7 @@ def in_turn(run: Callable[[Any], object], batches: Sequence[Any]) -> Callable[[]
     """
     if len(batches) == 1:
         return partial(run, batches[0])
+    # All run once first, because engines compile kernels for every new shape.
     for batch in batches:
         run(batch)
     ring = cycle(batches)
@@ -184,14 +173,14 @@ class Speedup:
 
 
 def restless(times_ms: Mapping[str, ArrayLike]) -> bool:
-    """True if the two halves of the rounds disagree on a ratio to the first candidate by more than `APART`: another job
-    ran for a while. Always False for fewer rounds than `ENOUGH`.
+    """True if the halves of `ENOUGH` rounds disagree on a ratio to the first candidate by more than `APART`.
 
     Example:
         >>> calm, slow = [10.0] * 8, [10.0] * 4 + [13.0] * 4
         >>> restless({"a": calm, "b": calm}), restless({"a": calm, "b": slow})
         (False, True)
     """
+    # Another job ran for a while: it slowed one half, and candidates differently.
     first, *others = (np.asarray(each) for each in times_ms.values())
     speedups = (paired_speedup(first, other) for other in others)
     return any(max(one.halves) > APART * min(one.halves) for one in speedups)  # False for nan
@@ -201,11 +190,7 @@ def restless(times_ms: Mapping[str, ArrayLike]) -> bool:
 class MachineWatch:
     """The share of the machine that this process had during the timing.
 
-    Attributes:
-        wall: wall-clock seconds.
-        own: CPU seconds of this process, summed over threads.
-        load: load average of the last minute, including this process.
-        cores: processors of the machine.
+    ``wall`` are seconds, ``own`` CPU seconds of this process over all threads, ``load`` the average of the last minute.
     """
 
     wall: float
@@ -216,14 +201,11 @@ class MachineWatch:
     def disturbance(self) -> str | None:
         """A phrase on other load; None if there was little.
 
-        An undisturbed thread has one CPU second per second.
-
         Example:
-            >>> MachineWatch(10.0, 10.0, 1.2, 2).disturbance() is None
-            True
             >>> MachineWatch(10.0, 4.0, 5.0, 2).disturbance()
             'something else ran on this machine (40 % of one core left, load 5.0 on 2 cores)'
         """
+        # An undisturbed thread has one CPU second per second, and this process itself adds one to the load.
         starved, crowded = self.own < STARVED * self.wall, self.load > self.cores + 1.0
         if not starved and not crowded:
             return None
@@ -235,14 +217,7 @@ class MachineWatch:
 
 @contextmanager
 def watched_machine() -> Iterator[list[MachineWatch]]:
-    """Yield a list that holds a `MachineWatch` of the block at its end.
-
-    Example:
-        >>> with watched_machine() as found:
-        ...     _ = sum(range(1000))
-        >>> found[0].own >= 0.0
-        True
-    """
+    """Yield a list that holds a `MachineWatch` of the block at its end."""
     found: list[MachineWatch] = []
     wall, own = time.perf_counter(), time.process_time()
     yield found
@@ -251,12 +226,7 @@ def watched_machine() -> Iterator[list[MachineWatch]]:
 
 
 def summarise(times_ms: ArrayLike) -> Latency:
-    """The `Latency` of rounds (R,) in milliseconds, R at least 1; percentiles are interpolated linearly.
-
-    Example:
-        >>> summarise([1.0, 2.0, 3.0, 4.0, 5.0])
-        Latency(p50_ms=3.0, p95_ms=4.8, min_ms=1.0, iqr_ms=2.0)
-    """
+    """The `Latency` of rounds (R,) in milliseconds, R at least 1; percentiles are interpolated linearly."""
     times = np.asarray(times_ms, dtype=np.float64)
     q1, median, q3, p95 = (float(value) for value in np.percentile(times, [25, 50, 75, 95]))
     return Latency(p50_ms=median, p95_ms=p95, min_ms=float(times.min()), iqr_ms=q3 - q1)
@@ -265,9 +235,6 @@ def summarise(times_ms: ArrayLike) -> Latency:
 def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
     """Speed-up over the baseline from the same rounds (R,) of both, in any unit.
 
-    Ratios are paired, so a round in which the entire machine was slow is as informative as any other. `ValueError` for
-    different numbers of rounds.
-
     Example:
         >>> paired_speedup([2.0, 20.0, 3.0], [1.0, 10.0, 2.0])  # the second round was slow for both
         Speedup(median=2.0, q1=1.75, q3=2.0)
@@ -275,6 +242,7 @@ def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
     baseline, times = np.asarray(baseline_ms, dtype=np.float64), np.asarray(times_ms, dtype=np.float64)
     if baseline.shape != times.shape:
         raise ValueError(f"rounds of {baseline.shape} and {times.shape} are not paired")
+    # Paired: a round in which the entire machine was slow is as informative as any other.
     ratios = baseline / times
     q1, median, q3 = (float(value) for value in np.percentile(ratios, [25, 50, 75]))
     half = len(ratios) // 2
@@ -283,22 +251,12 @@ def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
 
 
 def images_per_second(batch_size: int, latency_ms: float) -> float:
-    """Throughput at one batch of ``batch_size`` images per ``latency_ms``.
-
-    Example:
-        >>> images_per_second(8, 20.0)
-        400.0
-    """
+    """Throughput at one batch of ``batch_size`` images per ``latency_ms``."""
     return batch_size * 1e3 / latency_ms
 
 
 def speed_row(times_ms: ArrayLike, baseline_ms: ArrayLike, images: int, promised: float) -> dict[str, Any]:
-    """The speed columns of a candidate for rows of reports.
-
-    Args:
-        times_ms, baseline_ms: see `paired_speedup`.
-        images: batch size.
-        promised: the speed-up that its MACs promise.
+    """The speed columns of a candidate for rows of reports; ``promised`` is the speed-up that its MACs promise.
 
     Example:
         >>> row = speed_row([5.0, 5.0], [10.0, 10.0], images=2, promised=4.0)
@@ -317,10 +275,5 @@ def speed_row(times_ms: ArrayLike, baseline_ms: ArrayLike, images: int, promised
 
 
 def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
-    """The name with the lowest median.
-
-    Example:
-        >>> fastest({"a": [3.0, 3.0, 3.0], "b": [1.0, 2.0, 9.0], "c": [1.0, 1.0, 1.0]}, ["a", "b"])
-        'b'
-    """
+    """The name with the lowest median."""
     return min(names, key=lambda name: float(np.median(np.asarray(times_ms[name]))))

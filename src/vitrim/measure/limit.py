@@ -1,7 +1,4 @@
-"""The limit of a method: a plain slice ``x[:, :n]`` with its token counts, which decides nothing.
-
-No method is faster at these counts, and none should be as blind: a slice is something to time, never to use.
-"""
+"""The limit of a method: a plain slice ``x[:, :n]`` with its token counts: something to time, never to use."""
 
 from __future__ import annotations
 
@@ -33,13 +30,7 @@ def slice_of(method: str) -> str:
 
 
 def why_no_slice(model: Any, method: MethodConfig) -> str | None:
-    """The reason why nothing can be sliced at the counts of ``method``; None if it can.
-
-    Example:
-        >>> import timm, vitrim
-        >>> why_no_slice(timm.create_model("test_vit"), vitrim.parse_method("atm"))
-        'its counts depend on the images: freeze it first'
-    """
+    """The reason why nothing can be sliced at the counts of ``method``; None if it can."""
     if isinstance(model, Prefill):
         return "slices are for models of images alone"
     if ask(model).front(model) is not None:
@@ -51,6 +42,7 @@ def why_no_slice(model: Any, method: MethodConfig) -> str | None:
     reducers = [block.reducer for block in copied.modules() if isinstance(block, ReducedBlock)]
     if any(isinstance(reducer.layer.amount, BringBack) for reducer in reducers):
         return "it brings tokens back"
+    # The slice would be the dense model.
     if all(isinstance(reducer, Idle) for reducer in reducers):
         return "it removes no tokens"
     return None
@@ -75,10 +67,12 @@ class Slice(Reducer[Any]):
         kept = self.num_keep(state)
         if kept >= state.num_patches:
             return None
+        # A method that adds a token computes one more: the slice keeps as many.
         first = torch.arange(kept + self.config.added_tokens(), device=x.device)
         return prune(state, first.expand(x.shape[0], -1))
 
     def carry_out(self, assignment: Any, x: Tensor, state: TokenState) -> StepOutput:
+        # No gather: a view of the first tokens is the least that any reduction can do.
         return x[:, : assignment.anchor.shape[1]], assignment.advance(x, state)
 
     def attend_reduced(

@@ -1,7 +1,7 @@
-"""Nearest neighbours among embeddings: the effect of a reduction on retrieval and on classification by neighbours.
+"""Nearest neighbours among embeddings, by cosine: the effect of a reduction on retrieval and on classification.
 
-Embeddings are compared by cosine. Every image is a query, and the others are its database, either with embeddings of
-the same model, or of the dense model, as if the database was computed before the model was reduced.
+Every image is a query, and the others are its database, either with embeddings of the same model, or of the dense
+model, as if the database was computed before the model was reduced.
 """
 
 from __future__ import annotations
@@ -31,25 +31,22 @@ ROWS = 1024
 
 
 def nearest(queries: Tensor, database: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The rows of ``database`` nearest to each query, nearest first, (N, k) int64, and their cosines (N, k).
+    """The rows of ``database`` nearest to each query (N, D), nearest first, (N, k) int64, and their cosines (N, k).
 
-    Row i of both is the same image, which is not its own neighbour. k is ``count``, at most N - 1. Ties are resolved by
-    row order.
-
-    Args:
-        queries, database: (N, D) embeddings, N >= 2; compared in float64.
-        count: neighbours per query, at least 1.
+    Row i of both is the same image, which is not its own neighbour. k is ``count``, at most N - 1; N >= 2.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
         >>> nearest(embeddings, embeddings, 2)[0].tolist()
         [[1, 2], [0, 2], [1, 0]]
     """
+    # In float64: near ties of float32 would be decided by the order of a sum. Equal cosines go by row order.
     queries, database = (torch.nn.functional.normalize(each.double(), dim=1) for each in (queries, database))
     places, nearness = [], []
     for start in range(0, len(queries), ROWS):
         cosines = queries[start : start + ROWS] @ database.T
         rows = torch.arange(len(cosines))
+        # An image is not its own neighbour.
         cosines[rows, rows + start] = -torch.inf
         found = cosines.sort(dim=1, descending=True, stable=True)
         most = min(count, len(database) - 1)
@@ -59,20 +56,11 @@ def nearest(queries: Tensor, database: Tensor, count: int) -> tuple[Tensor, Tens
 
 
 def voted(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
-    """(N,) int64: the class that the neighbours of each query vote for, with weights exp(cosine / 0.07).
+    """(N,) int64: the class that the ``neighbours`` (N, k) of each query vote for, with weights exp(cosine / 0.07).
 
-    Ties are resolved by the lowest class.
-
-    Args:
-        neighbours: (N, k) rows of the database.
-        cosines: (N, k) float64.
-        labels: (N,) int64, classes of the rows.
-
-    Example:
-        >>> near = torch.tensor([[0.9, 0.5], [0.5, 0.5]], dtype=torch.float64)
-        >>> voted(torch.tensor([[1, 2], [0, 2]]), near, torch.tensor([5, 5, 3])).tolist()
-        [5, 3]
+    ``labels`` (N,) are classes of the rows; ties are resolved by the lowest class.
     """
+    # Only classes that occur, so the votes need no column for each of thousands.
     classes, places = labels.unique(return_inverse=True)
     votes = torch.zeros(len(neighbours), len(classes), dtype=cosines.dtype)
     votes.scatter_add_(1, places[neighbours], (cosines / TEMPERATURE).exp())
@@ -81,12 +69,7 @@ def voted(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
 
 
 def shared(neighbours: Tensor, others: Tensor) -> Tensor:
-    """(N,) float64: the share of each query's neighbours (N, k) that are among ``others`` (N, k), in any order.
-
-    Example:
-        >>> shared(torch.tensor([[1, 2], [0, 2]]), torch.tensor([[2, 1], [3, 0]])).tolist()
-        [1.0, 0.5]
-    """
+    """(N,) float64: the share of each query's neighbours (N, k) that are among ``others`` (N, k), in any order."""
     return (neighbours[:, :, None] == others[:, None, :]).any(2).double().mean(1)
 
 
@@ -99,15 +82,11 @@ class Neighbours(Gauge):
     * ``cosine``: mean cosine to the dense embedding.
     * ``knn_dense``, ``recall1_dense``, ``recall5_dense``, ``neighbours_dense``: the same with a database of the dense
       model's embeddings; only the queries are this model's.
-    * ``loss``, ``loss_error``: mean loss of ``recall1`` against the dense model and its standard error, at least one
-      image's share; without labels, of ``neighbours``. Images share neighbours, which makes the error slightly too
-      small.
+    * ``loss``, ``loss_error``: mean loss of ``recall1`` (without labels, of ``neighbours``) against the dense model and
+      its standard error, at least one image's share; slightly too small, as images share neighbours.
 
-    Without class labels, only neighbours, cosine and loss. Memory: the embeddings of both models, and `ROWS` times the
-    number of images.
-
-    Args:
-        labelled: targets are classes (B,).
+    Without class labels, only neighbours, cosine and loss. Memory: the embeddings of both models, and `ROWS` rows of
+    cosines.
     """
 
     against_dense = (
@@ -130,6 +109,7 @@ class Neighbours(Gauge):
         cosine = torch.cosine_similarity(own.double(), dense.double(), dim=1).mean().item()
         if len(own) < 2:
             raise VitrimError("one image has no neighbours: give more")
+        # One search serves all metrics: each reads the first columns.
         count = max(VOTERS, NEAREST, *RECALLED)
         like, found, among = nearest(dense, dense, count), nearest(own, own, count), nearest(own, dense, count)
         numbers: dict[str, Any] = {}
@@ -141,6 +121,7 @@ class Neighbours(Gauge):
             numbers[f"neighbours{end}"] = shared(places[:, :NEAREST], like[0][:, :NEAREST]).mean().item()
         numbers["cosine"] = cosine
         if labels is not None:
+            # Image by image, so that the standard error is that of paired differences.
             lost = _right(*like, labels)["recall1"] - _right(*found, labels)["recall1"]
         else:
             lost = 1.0 - shared(found[0][:, :NEAREST], like[0][:, :NEAREST])
@@ -149,7 +130,8 @@ class Neighbours(Gauge):
 
 class NeighbourLoss(Neighbours):
     """The loss of `Neighbours`, its standard error, and, as ``kl``, the mean distance 1 - cosine to the dense
-    embedding, which correlates with the loss and is measured far more precisely."""
+    embedding, which correlates with the loss and is measured far more precisely.
+    """
 
     @property
     def labels(self) -> bool:

@@ -15,12 +15,7 @@ ENDINGS = (".csv", ".parquet")
 
 
 def check_predictions(file: Path) -> None:
-    """Check that predictions can be written to ``file``, before any work.
-
-    Raises:
-        VitrimError: another suffix, or a folder that cannot be written.
-        MissingPackageError: parquet without pyarrow.
-    """
+    """Check that predictions can be written to ``file``, before any work."""
     if file.suffix not in ENDINGS:
         raise VitrimError(f"predictions are written to a file that ends in {' or '.join(ENDINGS)}, not to {file}")
     if file.suffix == ".parquet":
@@ -29,13 +24,7 @@ def check_predictions(file: Path) -> None:
 
 
 def save_predictions(findings: Findings, dataset: Any, file: Path) -> Path:
-    """Write a row per image, with columns ``image`` (index), ``file``, ``label``, and per model its name (the predicted
-    class) and ``NAME probability``.
-
-    Args:
-        findings: with a `Predictions` gauge per model.
-        file: .csv or .parquet.
-    """
+    """Write a row per image with its index, file and label, and per model the predicted class and its probability."""
     found = [next(one for one in gauges if isinstance(one, Predictions)).table() for gauges in findings.gauges]
     ids = found[0]["ids"]
     columns: dict[str, list[Any]] = {"image": ids}

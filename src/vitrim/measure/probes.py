@@ -1,8 +1,7 @@
 """Measurements of every model in a pass over the data.
 
-A `Probe` names a measurement; it starts a `Gauge` per model, which holds the results. Here, one class is both, and a
-probe itself stays empty. Gauges hold torchmetrics metrics whose states are sums or lists, so that the results of
-several processes can be joined, and partial results can be stored.
+A `Probe` starts a `Gauge` per model, which holds the results; here, one class is both. Gauges hold torchmetrics metrics
+whose states are sums or lists, so that those of several processes can be joined, and partial ones stored.
 """
 
 from __future__ import annotations
@@ -36,14 +35,9 @@ class Probe(Protocol):
 
 
 class Gauge(ABC):
-    """The measurement of one model.
+    """The measurement of one model, in metrics whose states are sums or lists of tensors.
 
-    Args:
-        metrics: metrics by name; their states are sums or lists of tensors.
-
-    Attributes:
-        counts_macs: forwards must count MACs.
-        against_dense: columns that compare the model with the dense one.
+    ``counts_macs``: forwards must count MACs; ``against_dense``: columns that compare the model with the dense one.
     """
 
     counts_macs = False
@@ -53,6 +47,7 @@ class Gauge(ABC):
         self.metrics = dict(metrics)
         for metric in self.metrics.values():
             metric.distributed_available_fn = lambda: False  # `Measurement.findings` joins states
+            # States are replaced without an update, which would leave an old result in the cache.
             metric.compute_with_cache = False
 
     def start(self, contestant: Contestant) -> Gauge:
@@ -79,12 +74,7 @@ class Gauge(ABC):
         return found
 
     def load(self, state: State) -> None:
-        """Restore a result of `state`.
-
-        Raises:
-            KeyError: a tensor is missing.
-            ValueError: a tensor has another shape or dtype, or is a list.
-        """
+        """Restore a result of `state`; `KeyError` or `ValueError` if it is not of this gauge."""
         for name, metric in self.metrics.items():
             for key, old in metric.metric_state.items():
                 if isinstance(old, Tensor) and f"{name}.{key}" not in state:
@@ -159,11 +149,9 @@ def divergence(logits: Tensor, dense: Tensor) -> Tensor:
 class Agreement(Gauge):
     """Agreement with the dense model.
 
-    * ``agreement``: agreement of the predictions, in [0, 1], see `Task.agreement`; for classification the share of
-      images with the same predicted class.
-    * ``cosine``: mean cosine of the classifier's input to the dense model's: the class token after the last norm; the
-      mean of class and distillation token; or the pooled patches. For a dense head the mean over the patches; nan if it
-      reads merged tokens, whose number differs.
+    * ``agreement``: in [0, 1], see `Task.agreement`; the share of images with the same predicted class.
+    * ``cosine``: mean cosine of the classifier's input to the dense model's (class token after the last norm, mean of
+      class and distillation token, or pooled patches), of a dense head over the patches; nan if it reads merged tokens.
     """
 
     against_dense = ("agreement", "cosine")
@@ -202,20 +190,13 @@ class Values(Metric):
         return dim_zero_cat(self.values) if self.values else torch.zeros(0, dtype=torch.float64)
 
     def compute(self) -> Tensor:
+        # A sum without rounding does not depend on the order in which processes were joined.
         values = self.each().tolist()
         return torch.tensor(fsum(values) / len(values) if values else torch.nan, dtype=torch.float64)
 
 
 class Lists(Metric):
-    """A record of tensors (B, ...) by name over all batches, on the CPU.
-
-    Example:
-        >>> lists = Lists("ids")
-        >>> for ids in ([0, 1], [2]):
-        ...     lists.update(ids=torch.tensor(ids))
-        >>> lists.each()["ids"].tolist()
-        [0, 1, 2]
-    """
+    """A record of tensors (B, ...) by name over all batches, on the CPU."""
 
     full_state_update = False
 
@@ -292,11 +273,8 @@ class MacsProbe(Gauge):
 
 
 class Tokens(Gauge):
-    """Numbers of tokens, means over the images.
-
-    * ``tokens_per_block``: after each block, with prefix, without padding.
-    * ``tokens_at_end``: left after the last block, even if that only computes the head's input; None for a model
-      without known blocks.
+    """Numbers of tokens, means over the images: ``tokens_per_block`` with prefix, without padding; ``tokens_at_end``,
+    left after the last block, even if that only computes the head's input.
     """
 
     def __init__(self, num_blocks: int = 0) -> None:
@@ -322,12 +300,9 @@ def mean_loss(each: Tensor) -> dict[str, float]:
 
 
 class PairedLoss(Gauge):
-    """Loss against the dense model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
+    """Loss against the dense model, image by image: ``loss``, its standard error ``loss_error``, and the mean ``kl``.
 
-    The standard error is that of the mean difference (`mean_loss`). ``kl`` is the mean `divergence`.
-
-    Args:
-        labels: the loss is of top-1; False: of agreement with the dense model.
+    ``labels``: the loss is of top-1; False: of agreement with the dense model.
     """
 
     against_dense = ("loss", "loss_error", "kl")
@@ -351,21 +326,7 @@ class PairedLoss(Gauge):
 
 
 class PairedIoU(Gauge):
-    """The standard error ``loss_error`` of the loss of mIoU against the dense model, a share.
-
-    mIoU is not a mean over images, so its change is linearised: each image moves both scores through the intersections
-    and unions it adds, and the error is that of the sum of these paired moves.
-
-    Example:
-        >>> from vitrim.tasks import make_task
-        >>> gauge, labels = PairedIoU(make_task("segmentation", 2)), torch.tensor([[[0, 1]], [[0, 1]]])
-        >>> wrong = torch.tensor([[[0, 1]], [[1, 1]]])
-        >>> scores = (torch.nn.functional.one_hot(each, 2).permute(0, 3, 1, 2) for each in (wrong, labels))
-        >>> one, other = map(ModelOutput, scores)
-        >>> gauge.see(Batch(torch.zeros(2, 3, 1, 2), labels, torch.arange(2), 0), one, other)
-        >>> round(gauge.result()["loss_error"], 4)
-        0.2553
-    """
+    """The standard error ``loss_error`` of the loss of mIoU against the dense model, a share."""
 
     against_dense = ("loss_error",)
 
@@ -382,6 +343,8 @@ class PairedIoU(Gauge):
 
     def result(self) -> Mapping[str, Any]:
         each = self.counts.each()
+        # mIoU is not a mean over images, so its change is linearised: each image moves both scores through the
+        # intersections and unions it adds, and the error is that of the sum of these paired moves.
         moves = _moves(each["dense_right"], each["dense_union"]) - _moves(each["right"], each["union"])
         return {"loss_error": sqrt(len(moves)) * moves.std(unbiased=False).item()}
 
@@ -389,21 +352,7 @@ class PairedIoU(Gauge):
 class PairedAP(Gauge):
     """The standard error ``loss_error`` of the loss of average precision against the dense model, a share.
 
-    AP ranks the detections of all images together and is not a mean over images, so the error is a jackknife over
-    `GROUPS` groups of images, or over the images if there are fewer. No column if it is undefined: for one image, or if
-    all objects are in one group. Memory: all detections of both models.
-
-    Args:
-        task: detection, instances or multilabel; its metric has ``left_out(groups)``.
-
-    Example:
-        >>> from vitrim.tasks import make_task
-        >>> gauge, labels = PairedAP(make_task("multilabel", 1)), torch.tensor([[1.0], [0], [1], [0]])
-        >>> scores = torch.tensor([[3.0], [2], [1], [0]]), torch.tensor([[3.0], [1], [2], [0]])
-        >>> one, other = map(ModelOutput, scores)
-        >>> gauge.see(Batch(torch.zeros(4, 3, 1, 1), labels, torch.arange(4), 0), one, other)
-        >>> round(gauge.result()["loss_error"], 4)
-        0.3536
+    No column if it is undefined, as for one image. Memory: all detections of both models.
     """
 
     GROUPS = 20
@@ -423,7 +372,10 @@ class PairedAP(Gauge):
 
     def result(self) -> Mapping[str, Any]:
         metrics: list[Any] = list(self.metrics.values())
+        # AP ranks the detections of all images together and is not a mean over images, so the error is a jackknife over
+        # groups of images: the scores without each of them.
         own, dense = (metric.left_out(self.GROUPS) for metric in metrics)
+        # Paired: both models miss the same group of images.
         change = own - dense
         error = sqrt(len(change) - 1) * change.std(unbiased=False).item() if len(change) > 1 else nan
         return {} if isnan(error) else {"loss_error": error}
@@ -435,6 +387,7 @@ def _overlaps(classes: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tens
     for own, true in zip(classes, labels, strict=True):
         valid = true < count
         own, true = own[valid].flatten().long(), true[valid].flatten().long()
+        # Intersection by true class; the union counts pixels of either, and those of both once.
         both = torch.bincount(true[own == true], minlength=count)
         right.append(both)
         union.append(torch.bincount(own, minlength=count) + torch.bincount(true, minlength=count) - both)
@@ -447,6 +400,7 @@ def _moves(right: Tensor, union: Tensor) -> Tensor:
     whole = union.sum(0)
     seen = whole > 0
     share = right.sum(0)[seen] / whole[seen]
+    # The derivative of right / union: what an image adds to right, less the share of what it adds to union.
     return ((right[:, seen] - share * union[:, seen]) / whole[seen]).mean(1)
 
 

@@ -18,7 +18,8 @@ from vitrim.errors import check_installed
 
 @dataclass(frozen=True)
 class Batch:
-    """Images, targets, and their position in the pass over the data.
+    """Images, targets, and their position in the pass over the data; `DataError` for images whose scores would be
+    wrong.
 
     Attributes:
         images: (B, C, H, W), floating point, normalised as the model takes them.
@@ -27,9 +28,6 @@ class Batch:
         index: number of the batch in the entire pass, over all processes; it seeds methods that draw at random.
         counts: False for a batch that only keeps a process in step with the others.
         resized: the same images at other sizes, by side in pixels.
-
-    Raises:
-        DataError: images of another shape, or of integers, whose scores would be wrong.
     """
 
     images: Tensor
@@ -63,15 +61,7 @@ class Batch:
 
 
 class Row(dict[str, Any]):
-    """The numbers of one model under one method, by name; names include units, such as ``latency_ms``.
-
-    ``method`` is as on the command line, ``dense`` for the unreduced model.
-
-    Example:
-        >>> row = Row("tome:r=13", {"top1": 0.71, "gmacs": {"linear": 2.5}})
-        >>> row.method, row["top1"], list(row)
-        ('tome:r=13', 0.71, ['method', 'top1', 'gmacs'])
-    """
+    """The numbers of one model under one ``method``, by name; names include units, such as ``latency_ms``."""
 
     def __init__(self, method: str, numbers: Mapping[str, Any], *, model: str | None = None) -> None:
         super().__init__({**({} if model is None else {"model": model}), "method": method, **numbers})
@@ -82,15 +72,7 @@ class Row(dict[str, Any]):
 
 
 def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]:
-    """Number pairs of images (B, C, H, W) and targets in order; pass `Batch` objects through.
-
-    Raises:
-        DataError: images of another shape, or of integers.
-
-    Example:
-        >>> [(batch.index, batch.ids.tolist()) for batch in as_batches([(torch.zeros(2, 3, 8, 8), torch.zeros(2))] * 2)]
-        [(0, [0, 1]), (1, [2, 3])]
-    """
+    """Number pairs of images (B, C, H, W) and targets in order; pass `Batch` objects through."""
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         raise DataError(f"expected a source, a dataset or pairs of images and targets, got {type(batches).__name__}")
     seen = 0
@@ -112,10 +94,6 @@ class Processes:
         index: index of this process; process 0 prints and writes.
         count: number of processes; more than one with ``accelerate launch``.
         device: accelerator of this process if there are several processes, else None.
-
-    Example:
-        >>> Processes().gather("alone")
-        ['alone']
     """
 
     index: int = 0
@@ -124,11 +102,7 @@ class Processes:
 
     @classmethod
     def launched(cls, device: str | None = None) -> Processes:
-        """Join the processes of ``accelerate launch``, if there are any; with "cpu", without an accelerator.
-
-        Raises:
-            MissingPackageError: there are several, and accelerate is not installed.
-        """
+        """Join the processes of ``accelerate launch``, if there are any; with "cpu", without an accelerator."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         check_installed("a run of several processes", "accelerate")
@@ -159,8 +133,7 @@ def read(
 ) -> Iterator[Batch]:
     """Read a dataset in its own order, in the same batches for any number of processes.
 
-    Process p of n reads batches p, p + n, p + 2 n and so on. All read equally many, because the parts of a sharded
-    model run together: if there are too few batches, the last is repeated and does not count.
+    Process p of n reads batches p, p + n, p + 2 n and so on, and all read equally many.
 
     Args:
         dataset: map-style; items are pairs of image and target.
@@ -169,9 +142,6 @@ def read(
         workers: processes that decode images, 0 for this one.
         done: number of this process's batches to skip.
         collate: makes images (B, C, H, W) and targets from B items; by default they are stacked.
-
-    Raises:
-        DataError: while iterating, an image that cannot be read.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -184,6 +154,8 @@ def read(
     processes = processes or Processes()
     places = spread(len(cast(Sized, dataset)), limit)
     every = [places[start : start + batch_size].tolist() for start in range(0, len(places), batch_size)]
+    # The parts of a sharded model run together: if there are too few batches, the last is repeated and does not count.
+    # Rounded up: every process has a turn for each batch of another.
     turns = -(-len(every) // processes.count)
     numbers = [processes.index + turn * processes.count for turn in range(done, turns)]
     mine = [every[min(number, len(every) - 1)] for number in numbers]

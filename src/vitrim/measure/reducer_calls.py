@@ -21,13 +21,9 @@ from vitrim.core.tokens import TokenState
 
 @dataclass(frozen=True)
 class ReducerCall:
-    """One call of one reducer.
+    """One call of one reducer at block ``depth`` on tokens ``x`` (B, N, C).
 
-    Attributes:
-        depth: block, from 0.
-        x: (B, N, C), the input tokens.
-        scores: (B, P), the ranking of the patches, highest kept; None if the reducer does not rank them.
-        assignment: the result; None if all tokens stay.
+    ``scores`` (B, P) rank the patches, highest kept, if it ranks them; ``assignment`` is None if all tokens stay.
     """
 
     depth: int
@@ -41,6 +37,7 @@ class ReducerCall:
         state, p = self.state, self.state.num_prefix
         assert self.scores is not None
         images, patches = len(self.x), state.initial_patches
+        # Tokens stand for the input patch of their anchor; padding stands for none.
         place = (state.position[:, p:] - p).expand(images, -1).cpu().numpy()
         real = np.ones_like(place, dtype=bool)
         if state.mask is not None:
@@ -51,6 +48,7 @@ class ReducerCall:
         survives = np.full_like(real, self.assignment is None)
         if self.assignment is not None:
             anchor, valid = self.assignment.anchor, self.assignment.valid
+            # An anchor survives as itself, unless it is padding or only the sum of several.
             own = torch.ones_like(anchor, dtype=torch.bool) if valid is None else valid.clone()
             if self.assignment.into is not None and not self.assignment.normalise:
                 own.scatter_(1, self.assignment.into, False)  # a sum of tokens is none of them
@@ -65,8 +63,7 @@ class ReducerCall:
 class ReducerCalls:
     """Records the reducers' calls in a reduced model's forwards, by hooks that a ``with`` statement removes at its end.
 
-    Args:
-        scores: record the rankings too, which computes them a second time.
+    ``scores``: record the rankings too, which computes them a second time.
 
     Example:
         >>> import timm, vitrim

@@ -1,9 +1,4 @@
-"""The measuring engine: models, one pass over batches, any probes, rows.
-
-    rows = run(model, ["tome:r=13", "evit:keep_rate=0.7"], batches, [TaskMetrics(task), MacsProbe()], task=task)
-
-`Measurement` does the same one batch at a time, so partial results survive an error.
-"""
+"""The measuring engine: models, one pass over batches, any probes, rows; one batch at a time by `Measurement`."""
 
 from __future__ import annotations
 
@@ -38,10 +33,7 @@ class Findings(NamedTuple):
     gauges: list[list[Gauge]]
 
     def classes(self, dataset: Any, num_classes: int) -> list[dict[str, dict[str, float | None]]]:
-        """Scores by class for each row, by score name and by the class's name in ``dataset``, else its number.
-
-        Shares in [0, 1], None for a class that does not occur; empty for tasks without scores by class.
-        """
+        """Scores in [0, 1] for each row, by score name and the class's name, else number; None if it never occurs."""
         names = getattr(dataset, "class_names", None) or ()
         names = [*names, *map(str, range(len(names), num_classes))][:num_classes]
         return [
@@ -57,7 +49,6 @@ class Measurement:
     global generators do not change.
 
     Args:
-        task: task of the models; checks the targets.
         processes: this process and its peers; each processes its own batches, and `rows` joins the results.
         precision: context of the forwards; by default autocast is off, also under a caller's.
 
@@ -99,14 +90,10 @@ class Measurement:
 
     @torch.no_grad()  # not inference_mode: a sharded model reuses the tensors it gathers
     def update(self, batch: Batch) -> None:
-        """Run every model on a batch.
-
-        Raises:
-            DataError: targets that the task does not accept.
-            VitrimError: a model's outputs are not finite.
-        """
+        """Run every model on a batch; an error, such as invalid targets, leaves the results as they were."""
         self.task.check_targets(batch.targets, len(batch))
         batch = batch.to(self.device, self.dtype)
+        # Cheap: sums, and lists of tensors that are never changed.
         before = self.state()
         try:
             dense = None
@@ -138,8 +125,7 @@ class Measurement:
     def findings(self, *, together: bool = True) -> Findings:
         """Rows and gauges of all images so far; empty before the first batch.
 
-        Args:
-            together: join the results of all processes, each of which must call this; otherwise only this process's.
+        ``together``: join the results of all processes, each of which must call this; otherwise only this process's.
         """
         state = self.state()
         everyone = [(self.images, state)]
@@ -151,6 +137,7 @@ class Measurement:
             return Findings([], [])
         images, rows, found = sum(number for number, _ in everyone), [], []
         for place, model in enumerate(self.models):
+            # New gauges: joining must not count the images of others in this process's own.
             gauges = [probe.start(model) for probe in self.probes]
             for which, gauge in enumerate(gauges):
                 gauge.load(joined(states[f"{place}.{which}"] for _, states in everyone))
@@ -189,12 +176,7 @@ def run(
 ) -> list[Row]:
     """Measure the dense ``model`` and every method on the same batches, in one pass over the data.
 
-    Args:
-        model: a supported host that is not reduced; not changed.
-        batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once.
-
-    Raises:
-        VitrimError: the model or a method does not fit, targets or outputs are invalid, or there are no images.
+    ``batches`` are pairs of images (B, C, H, W) and targets, or `Batch` objects; read once.
 
     Example:
         >>> import timm
@@ -221,13 +203,8 @@ class Partial:
     """The folder of a resumable measurement: one file per process, each written atomically.
 
     Args:
-        folder: created if necessary.
-        settings: everything that the numbers depend on; a folder with other settings is refused.
+        settings: everything that the numbers depend on; a folder with other settings is refused, and nothing written.
         resume: continue the measurement in the folder; otherwise the folder must not hold one.
-
-    Raises:
-        VitrimError: the folder cannot be written, is damaged, or holds a measurement with other settings or another
-            number of processes. Nothing is written.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], processes: Processes, *, resume: bool = False) -> None:
@@ -258,8 +235,10 @@ class Partial:
         self._check_settings(header)
         states: dict[str, State] = {}
         try:
+            # A stranger may have changed the file: names, shapes and the digest are checked, nothing is unpickled.
             with safe_open(self.file, "pt") as parts:
                 tensors = {name: parts.get_tensor(name) for name in sorted(parts.keys())}
+            # Tensors by name in order, as `keep` wrote the digest.
             if header["digest"] != digest_of(tensors):
                 raise ValueError("its content has changed since")
             for name, value in tensors.items():

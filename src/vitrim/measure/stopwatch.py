@@ -17,12 +17,10 @@ from vitrim.engines.prefill import Prefill
 
 
 class Stopwatch:
-    """A call of a `Prefill` whose parts are timed by hooks, which cost microseconds. On an accelerator, it synchronises
-    the device at both ends of every part but decoding.
+    """A call of a `Prefill` whose parts are timed by hooks, which cost microseconds and synchronise an accelerator.
 
-    Attributes:
-        rounds: milliseconds of every part, per call: the tower without the connector's modules in it; everything spent
-            on selection; the language model on the prompt, with head; the rest; everything after the prefill.
+    ``rounds``: milliseconds of every part, per call: the tower without the connector's modules in it; everything spent
+    on selection; the language model on the prompt, with head; the rest; everything after the prefill.
 
     Example:
         >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -68,7 +66,9 @@ class Stopwatch:
         start = self._now()
         found = self.call()
         end = self._now()
+        # Decoding begins where the last module of the language model ended its first pass.
         prefilled = max(self._prefilled.values()) if self.model.new_tokens else end
+        # The connector's modules inside the tower run within its time.
         tower = self._spent["tower"] - self._spent["connector"]
         parts = {"tower": tower, **{name: self._spent[name] for name in ("selection", "language model")}}
         parts["rest"] = prefilled - start - sum(parts.values())
@@ -87,6 +87,7 @@ class Stopwatch:
         return time.perf_counter()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        # After the prefill the language model runs once for every token: that is decoding.
         if module not in self._prefilled:
             self._begun[module] = self._now()
 

@@ -1,8 +1,7 @@
 """Finished units of work in a file, one JSON line each: a command that was stopped continues where it stopped.
 
-The first unit is the settings, which include digests of everything that decides a number
-(`vitrim.measure.identity`). No line contains a time or anything else that differs between two runs, so the file of a
-resumed run equals that of an uninterrupted one.
+The first unit is the settings, with digests of everything that decides a number (`vitrim.measure.identity`). No line
+differs between two runs, so the file of a resumed run equals that of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -36,11 +35,8 @@ class Store:
     Args:
         file: JSON lines, made with the first unit; None keeps units in memory.
         settings: everything that decides the numbers; a file of other settings is refused.
-        resume: continue from the file, if it exists.
+        resume: continue from the file, if it exists, which else must not.
         processes: this process and its peers. The first one reads and writes, and all know the units.
-
-    Raises:
-        VitrimError: the file exists without ``resume``, cannot be read or written, is damaged, or has other settings.
 
     Example:
         >>> store = Store(None)
@@ -65,9 +61,11 @@ class Store:
                 units = self._read(file, resume=resume)
             except VitrimError as error:
                 refusal = error
+        # All processes must learn of a refusal, or they would wait for the first one forever.
         self._units, refused = self.processes.gather((units, str(refusal) if refusal else None))[0]
         if refused is not None:
             raise refusal or VitrimError(refused)
+        # Units of the file that this run has not come to: while there are some, it repeats what the file has.
         self._unread = set(self._units)
 
     def _read(self, file: Path, *, resume: bool) -> dict[str, Any]:
@@ -77,6 +75,7 @@ class Store:
             return {}
         if not resume:
             raise VitrimError(f"{file} is there already: resume it, or name another place")
+        # A kill may cut the last line: it is measured again.
         units, size = whole_lines(file, _parsed)
         if file.stat().st_size and (not units or units[0][0] != SETTINGS):
             raise VitrimError(f"{file}, line 1, is damaged: it has no settings")
@@ -92,19 +91,17 @@ class Store:
     def values(
         self, names: Sequence[str], measure: Callable[[Sequence[int]], Sequence[Any]], *, together: bool = False
     ) -> list[Any]:
-        """The values of units, as JSON has them.
+        """The values of units of different ``names``, as JSON has them.
 
-        Args:
-            names: of the units, all different.
-            measure: called with the places of those that are not in the file, `TOGETHER` at a time, and returns their
-                values.
-            together: all processes call ``measure``, which returns the same for all; otherwise the first one does.
+        ``measure`` is called with the places of those that are not in the file, `TOGETHER` at a time, and returns their
+        values. ``together``: all processes call it, which returns the same for all; otherwise the first one does.
         """
         missing = [place for place, name in enumerate(names) if name not in self._units]
         for start in range(0, len(missing), TOGETHER):
             places = missing[start : start + TOGETHER]
             made = measure(places) if together or self.processes.index == 0 else None
             made = made if together else self.processes.gather(made)[0]
+            # Through JSON: a value just measured must equal the same one read from the file.
             units = {names[place]: json.loads(json.dumps(one)) for place, one in zip(places, made or (), strict=True)}
             self._append(units)
             self._units |= units
@@ -117,13 +114,7 @@ class Store:
         return value
 
     def ended(self, name: str, over: Callable[[], bool]) -> bool:
-        """True if the work ends here: as it did in the run that wrote the file or, after its end, if ``over()`` of the
-        first process.
-
-        Example:
-            >>> Store(None).ended("before the first setting", lambda: True)
-            True
-        """
+        """True if the work ends here: as in the run that wrote the file or, after its end, if ``over()`` says so."""
         if name not in self._units:
             if self._unread:  # the run that wrote the file went on from here
                 return False
@@ -139,6 +130,7 @@ class Store:
             with self.file.open("a", encoding="utf-8") as log:
                 head = {SETTINGS: self._settings} if log.tell() == 0 else {}
                 for name, value in {**head, **units}.items():
+                    # A checksum in every line: a line that was cut or edited is seen as such.
                     log.write(json.dumps({"unit": name, "value": value, "sum": _sum(name, value)}) + "\n")
                 log.flush()
                 os.fsync(log.fileno())

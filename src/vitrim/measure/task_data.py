@@ -45,25 +45,14 @@ def num_classes(loaded: Loaded) -> int:
 
 
 def task_of(loaded: Loaded, dataset: Any, name: str | None = None) -> Task:
-    """The task ``name``, else the model's or, for a classifier, the dataset's: one label or several per image.
-
-    Raises:
-        VitrimError: the model has no classifier.
-    """
+    """The task ``name``, else the model's or, for a classifier, the dataset's: one label or several per image."""
     several = isinstance(dataset, MultiLabelDataset)
     name = name or task_name(loaded) or ("multilabel" if several else "classification")
     return make_task(name, 0 if name in (EMBEDDING, ZERO_SHOT) else num_classes(loaded))
 
 
 def check_dataset(dataset: Any, task: Task, model: str) -> None:
-    """Check that the model has the classes of the labels, before any image is read.
-
-    Args:
-        model: name of the model, for error messages.
-
-    Raises:
-        VitrimError: a label beyond the model's classes, or another number of classes with several labels per image.
-    """
+    """Check that ``model`` has the classes of the labels, before any image is read."""
     count = task.num_classes
     if task.reads is None and not isinstance(dataset, ImageDataset | MultiLabelDataset):
         raise VitrimError(f"{dataset.source} has no labels of whole images, which the model predicts")
@@ -71,6 +60,7 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         if not isinstance(dataset, ImageDataset):
             raise VitrimError(f"{dataset.source} has several labels per image, and neighbours of embeddings need one")
         return
+    # Only models of timm take the number of classes as an option of this name.
     option = "" if ":" in model else f", e.g. model option num_classes={dataset.num_classes} and its checkpoint"
     if task.reads is not None or isinstance(dataset, MultiLabelDataset):
         if dataset.num_classes != count:
@@ -100,18 +90,13 @@ def open_task(
         embeddings: accept a model without a classifier, by its embeddings.
         others: the model at other sizes, see `open_images`.
 
-    Raises:
-        VitrimError: the model is not for the task, or has no classifier and ``embeddings`` is false; the data cannot be
-            read, or has other classes than the model.
-
     Example:
-        >>> from vitrim.data import ImageDataset
-        >>> from vitrim.loading import ModelSpec
         >>> from io import BytesIO
         >>> from PIL import Image
+        >>> from vitrim.loading import ModelSpec
         >>> Image.new("RGB", (40, 30)).save(png := BytesIO(), "png")
-        >>> data = ImageDataset([png.getvalue()], [0])
-        >>> task, dataset = open_task(ModelSpec("test_vit", options={"num_classes": 3}).load(), data)
+        >>> loaded = ModelSpec("test_vit", options={"num_classes": 3}).load()
+        >>> task, dataset = open_task(loaded, ImageDataset([png.getvalue()], [0]))
         >>> task.name, dataset[0][0].shape
         ('classification', torch.Size([3, 160, 160]))
     """
@@ -139,8 +124,10 @@ def open_task(
     task = task_of(loaded, dataset, name)
     if others and task.reads is not None:
         raise VitrimError(f"image sizes are of models of whole images: the protocol sets that of {task.name}")
+    # A model that takes one image size cannot read a larger map at once: it goes window by window.
     task.follow(_windows(loaded) if task.by_windows and loaded.library.takes_one_size and rules.plain else rules)
     task.unpadded = loaded.library.sees_unpadded
+    # The data may have some of the model's classes, in an order of its own: they are met by name.
     names, known = dataset.class_names, (loaded.class_names, loaded.num_classes)
     if isinstance(task, ZeroShot):
         task.read_names(loaded.model, names)

@@ -64,9 +64,11 @@ class AViTReducer(Reducer[AViT]):
         if site != self.site:
             return x, state
         state = self.accumulate(x, state)
+        # The output is the mean over the blocks, weighted by halting probabilities, not what the last block computes.
         if self.layer.is_last:
             return state.carry["output"], replace(state, carry={})
         if self.training:
+            # In training halted tokens stay, as zeros that nobody attends to, and every image keeps its shape.
             alive = self.alive(state)
             return x * alive.unsqueeze(-1).to(x.dtype), replace(state, mask=alive)
         assignment = self(x, attention, state)
@@ -100,8 +102,11 @@ class AViTReducer(Reducer[AViT]):
             torch.sigmoid(self.config.gate_scale * y[..., 0].to(decision_dtype(y.dtype)) - self.config.gate_center)
             * alive
         )
+        # The last block takes the whole remainder, so that the weights of a token sum to 1.
         h = alive.to(raw.dtype) if self.layer.is_last else raw
         spent = carry["spent"] + h.detach()  # no gradient: it only decides
+        # A token that halts here adds its remainder to the mean, one that goes on its probability, a halted one
+        # nothing.
         halts, goes_on = alive & (spent >= (1.0 - self.config.eps)), alive & (spent < (1.0 - self.config.eps))
         share = torch.where(halts, carry["rest"], torch.where(goes_on, h, 0.0))
         new = {

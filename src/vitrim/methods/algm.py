@@ -93,6 +93,7 @@ class ALGM(Adaptive):
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
         first, last = self.stages(len(counts))
+        # A merged window of 4 patches leaves one: each removes 3.
         windows = math.floor((initial - counts[first]) / (SIDE * SIDE - 1) + 0.5)
         pairs = math.floor(counts[last - 1] - counts[last] + 0.5)
         return self.changed("threshold", r=(windows, pairs))
@@ -150,6 +151,7 @@ class LocalReducer(_Merging):
         windows = window_patches(rows, columns, patches.device)
         alike = mean_cosine(patches, windows)
         if self.config.r is None:
+            # The paper's threshold per window, and the fewest windows of any image, since images keep equally many.
             r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
         else:
             r = min(self.config.r[0], windows.shape[0])
@@ -165,6 +167,7 @@ class LocalReducer(_Merging):
     def merged(state: TokenState, best: Tensor) -> Hard:
         """Merge the windows ``best`` (B, r, 4), in any order."""
         anchors, moved = best[..., 0], best[..., 1:].flatten(1)
+        # The windows do not overlap, so the patches that leave are as many in every image.
         gone = moved.new_zeros(moved.shape[0], state.num_patches, dtype=torch.int8).scatter(1, moved, 1)
         keep = gone.sort(dim=1, stable=True).indices[:, : gone.shape[1] - moved.shape[1]]
         place = (1 - gone).cumsum(dim=1) - 1  # of every patch, among the kept
@@ -203,26 +206,15 @@ def _reducer(config: ALGM, layer: Layer) -> type[Reducer[Any]] | None:
 
 
 def window_patches(rows: int, columns: int, device: torch.device | None = None) -> Tensor:
-    """(windows, 4) patches of each 2 x 2 window of a grid, in raster order; an odd last row or column is in none.
-
-    Example:
-        >>> window_patches(2, 5).tolist()
-        [[0, 1, 5, 6], [2, 3, 7, 8]]
-    """
+    """(windows, 4) patches of each 2 x 2 window of a grid, in raster order; an odd last row or column is in none."""
     down, right = rows // SIDE, columns // SIDE
     patches = torch.arange(rows * columns, device=device).view(rows, columns)[: down * SIDE, : right * SIDE]
     return patches.reshape(down, SIDE, right, SIDE).transpose(1, 2).reshape(down * right, SIDE * SIDE)
 
 
 def mean_cosine(patches: Tensor, windows: Tensor) -> Tensor:
-    """(B, W) mean cosine over the 6 pairs in each of the ``windows`` (W, 4) of unit ``patches`` (B, P, C).
-
-    The sum of four unit vectors has the square 4 + twice the six cosines.
-
-    Example:
-        >>> mean_cosine(torch.ones(1, 4, 1), window_patches(2, 2))
-        tensor([[1.]])
-    """
+    """(B, W) mean cosine over the 6 pairs in each of the ``windows`` (W, 4) of unit ``patches`` (B, P, C)."""
+    # The square of the sum of four unit vectors is 4 + twice the six cosines: no product per pair.
     count = SIDE * SIDE
     total: Tensor = patches[:, windows.flatten()].unflatten(1, windows.shape).sum(2)
     cosine: Tensor = (total.square().sum(-1) - count) / (count * (count - 1))

@@ -115,10 +115,8 @@ class ATCReducer(Reducer[ATC]):
 def agglomerate(distance: Tensor, linkage: Linkage, merges: int) -> Tensor:
     """(B, P) the first patch of the cluster of each patch, after the ``merges`` closest mergers; 0 <= merges < P.
 
-    Args:
-        distance: (B, P, P) between patches, at most `FAR`; overwritten.
-        linkage: distance of clusters.
-        merges: number of patches minus number of clusters.
+    ``distance`` (B, P, P) is at most `FAR`, and overwritten; ``merges`` is the number of patches minus that of
+    clusters.
 
     Example:
         >>> points = torch.tensor([[[0.0], [5.0], [1.0], [9.0]]])
@@ -135,12 +133,10 @@ def agglomerate(distance: Tensor, linkage: Linkage, merges: int) -> Tensor:
 
 
 def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
-    """Agglomerate by complete or ``average`` linkage, merging all mutual nearest neighbours in every round.
-
-    Two clusters that are each other's nearest merge at that distance sooner or later: neither linkage brings clusters
-    closer. So the tree equals that of one merger at a time, and its closest mergers are the result. A pair is set aside
-    once enough closer mergers are known.
-    """
+    """Agglomerate by complete or ``average`` linkage, merging all mutual nearest neighbours in every round."""
+    # Two clusters that are each other's nearest merge at that distance sooner or later: neither linkage brings clusters
+    # closer. So the tree equals that of one merger at a time, and its closest mergers are the result. A pair is set
+    # aside once enough closer mergers are known.
     batch, n = distance.shape[0], whole(distance.shape[1])
     patch = torch.arange(n, device=distance.device).expand(batch, n)
     into, height = patch, distance.new_full((batch, n), torch.inf)  # the patch that each patch joined, and its distance
@@ -187,16 +183,16 @@ def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
 
 
 def spanning(distance: Tensor, merges: int) -> Tensor:
-    """Agglomerate by single linkage: the shortest edges of a minimum spanning tree, by Boruvka's algorithm.
-
-    In each step, every tree adds its edge to the nearest patch outside. The number of steps depends on the shape alone.
-    """
+    """Agglomerate by single linkage: the shortest edges of a minimum spanning tree, by Boruvka's algorithm."""
     batch, n = distance.shape[0], whole(distance.shape[1])
     patch = torch.arange(n, device=distance.device).expand(batch, n)
     label, found = patch, []
+    # In each step, every tree adds its edge to the nearest patch outside, so there are at most half as many trees: the
+    # number of steps depends on the shape alone.
     for _ in range((n - 1).bit_length()):
         outside = label.unsqueeze(2) != label.unsqueeze(1)
         length, to = torch.where(outside, distance, torch.inf).min(dim=2)
+        # By label: every patch of a tree writes to the tree's entry, and the nearest edge of the tree remains.
         shortest = torch.full_like(length, torch.inf).scatter_reduce(1, label, length, "amin")
         # among equal edges the lowest number, which is the same from both ends
         number = torch.minimum(patch, to) * n + torch.maximum(patch, to)
@@ -226,12 +222,10 @@ def spanning(distance: Tensor, merges: int) -> Tensor:
 def joined_trees(label: Tensor, ends: tuple[Tensor, Tensor], reaches: Tensor) -> tuple[Tensor, Tensor]:
     """The label (B, P) of the tree that each tree belongs to after its edge is added, and the edges (B, P) added twice.
 
-    Args:
-        label: (B, P) of the tree of every patch.
-        ends: (B, P) the patches at the two ends of the edge that the tree of each label adds.
-        reaches: (B, P) labels of trees that add an edge.
+    ``ends`` (B, P) each: the patches at the ends of the edge that the tree of each label adds, if it ``reaches`` any.
     """
     itself = torch.arange(label.shape[1], device=label.device).expand_as(label)
+    # One end lies in the tree itself: the sum of both labels less its own is the other tree.
     other = label.gather(1, ends[0]) + label.gather(1, ends[1]) - itself
     other = torch.where(reaches, other, itself)
     # the only cycles are two trees that add the same edge
@@ -246,20 +240,16 @@ def followed(into: Tensor) -> Tensor:
         >>> followed(torch.tensor([[0, 0, 1, 2]]))
         tensor([[0, 0, 0, 0]])
     """
+    # Every step doubles the length of the chain that is followed.
     for _ in range((whole(into.shape[1]) - 1).bit_length()):
         into = into.gather(1, into)
     return into
 
 
 def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
-    """Fill ``stands`` (B, P) as `agglomerate` does, in a loop that overwrites ``distance`` (B, P, P).
-
-    The two closest clusters merge into the lower number, ``merges`` times. Each cluster remembers its nearest higher
-    one, which changes only when that one merges: no linkage brings clusters closer.
-
-    Args:
-        linkage: 0 single, 1 complete, 2 average.
-    """
+    """Fill ``stands`` (B, P) as `agglomerate` does; ``linkage``: 0 single, 1 complete, 2 average."""
+    # The two closest clusters merge into the lower number, `merges` times. Each cluster remembers its nearest higher
+    # one, which changes only when that one merges: no linkage brings clusters closer.
     n, far = distance.shape[1], distance.dtype.type(np.inf)
     near, least = np.empty(n, np.int64), np.empty(n, distance.dtype)
     count = np.empty(n, distance.dtype)
@@ -294,6 +284,7 @@ def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
             least[second] = far
             near[second] = second
             stand[second] = first
+            # Only clusters whose nearest was one of the two look again, among the higher numbers.
             for i in range(second):
                 if i != first and near[i] != first and near[i] != second:
                     continue

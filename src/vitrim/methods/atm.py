@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
@@ -24,7 +24,7 @@ from vitrim.core.matching import (
     unit,
     unit_mean_keys,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable, refuse_first
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
 from vitrim.core.scoring import first_ranked, rounded_up
@@ -93,25 +93,27 @@ class ATM(Adaptive):
 
     @model_validator(mode="after")
     def _check(self) -> ATM:
-        if self.theta is not None:
-            if {"alpha", "beta", "theta_min"} & self.model_fields_set:
-                raise ValueError("give either theta, one threshold per layer, or alpha, beta and theta_min")
-            if not all(-1.0 <= theta <= 1.0 for theta in self.theta):
-                raise ValueError("thresholds lie between -1 and 1")
-        if self.r is not None and THRESHOLDS & self.model_fields_set:
-            raise ValueError("r takes the place of thresholds, granularity, rounding and capacity: give it alone")
-        batch_wise = self.granularity == "batch" and "granularity" in self.model_fields_set
-        if self.capacity is not None and (batch_wise or "rounding" in self.model_fields_set):
-            raise ValueError("with a capacity every image is on its own: granularity=image, and nothing is rounded")
-        if self.capacity is not None and self.align > 1:
-            raise ValueError("capacity says how many slots there are, so align has nothing to round")
+        refuse_first(self._faults())
         return self
 
+    def _faults(self) -> Iterator[str]:
+        if self.theta is not None:
+            if {"alpha", "beta", "theta_min"} & self.model_fields_set:
+                yield "give either theta, one threshold per layer, or alpha, beta and theta_min"
+            if not all(-1.0 <= theta <= 1.0 for theta in self.theta):
+                yield "thresholds lie between -1 and 1"
+        if self.r is not None and THRESHOLDS & self.model_fields_set:
+            yield "r takes the place of thresholds, granularity, rounding and capacity: give it alone"
+        batch_wise = self.granularity == "batch" and "granularity" in self.model_fields_set
+        if self.capacity is not None and (batch_wise or "rounding" in self.model_fields_set):
+            yield "with a capacity every image is on its own: granularity=image, and nothing is rounded"
+        if self.capacity is not None and self.align > 1:
+            yield "capacity says how many slots there are, so align has nothing to round"
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        if self.theta is not None and len(self.theta) != num_layers:
-            raise VitrimError(f"atm: theta has {len(self.theta)} thresholds but the model has {num_layers} blocks")
-        if self.capacity is not None and len(self.capacity) != num_layers:
-            raise VitrimError(f"atm: capacity has {len(self.capacity)} counts but the model has {num_layers} blocks")
+        for name, each, what in (("theta", self.theta, "thresholds"), ("capacity", self.capacity, "counts")):
+            if each is not None and len(each) != num_layers:
+                raise VitrimError(f"atm: {name} has {len(each)} {what} but the model has {num_layers} blocks")
         return super().amounts(num_layers) if self.r is None else per_layer(self.r, num_layers)
 
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
@@ -131,6 +133,7 @@ class ATM(Adaptive):
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
         removed, current = [], initial
+        # A mean may be of images that had more pairs than this layer will have.
         for wanted in removed_by(initial, counts):
             removed.append(min(wanted, current - least_alternate(current)))
             current -= removed[-1]
@@ -179,6 +182,7 @@ class ATMReducer(Reducer[ATM]):
         if self.config.capacity is not None or (self.config.granularity == "image" and x.shape[0] > 1):
             return self.merge_per_image(patches, state)
         if self.by_size:  # small tokens into large ones, behind the splitting layer
+            # By size, then by place: the paper sorts all tokens, and the prefix would be among the small ones.
             order = state.size[:, state.num_prefix :].sort(dim=1, stable=True).indices
             half = max(state.num_tokens // 2 - state.num_prefix, 0)
             sources, destinations = order[:, :half], order[:, half:]
@@ -228,13 +232,11 @@ class ATMReducer(Reducer[ATM]):
         return max(total - math.ceil((total - r) / align) * align, 0)
 
     def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """Merge exactly the pairs of each image above the threshold, and pad where images keep different counts.
-
-        With a capacity, pad to it without reading counts back; images with more tokens merge further pairs.
-        """
+        """Merge exactly the pairs of each image above the threshold, and pad where images keep different counts."""
         sources, destinations, real_source, real_destination = self.split_per_image(state)
         best, partner = best_partners(take(patches, sources), take(patches, destinations), real_destination)
         merges = (best.clamp(max=1.0) > self.theta) & real_source
+        # With a capacity no count is read back: images with more tokens than slots merge further pairs.
         if self.config.capacity is not None:
             # slots after this layer: its capacity, within what one matching can reach
             slots = min(self.config.capacity[self.layer.depth], state.num_patches)
@@ -265,16 +267,15 @@ class ATMReducer(Reducer[ATM]):
         return merge(state, keep, sources.gather(1, moved), into, valid=slot[:most_kept] < kept[:, None])
 
     def split_per_image(self, state: TokenState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Patch indices (B, S), (B, D) of sources and destinations, and masks of those that are not padding.
-
-        Real tokens come first in every image, so that each image is split as it would be alone.
-        """
+        """Patch indices (B, S), (B, D) of sources and destinations, and masks of those that are not padding."""
+        # Real tokens come first in every image, so that each image is split as it would be alone.
         p, batch = state.num_prefix, state.size.shape[0]
         index = torch.arange(state.num_patches, device=state.size.device).expand(batch, -1)
         real = torch.ones_like(index, dtype=torch.bool) if state.mask is None else state.mask[:, p:]
         if not self.by_size:
             even, odd = alternate_split(p)
             return index[:, even], index[:, odd], real[:, even], real[:, odd]
+        # Padding sorts behind all sizes; `half` and `count` are of the real tokens of each image.
         size = state.size[:, p:].masked_fill(~real, torch.inf)
         order = size.sort(dim=1, stable=True).indices
         count = real.sum(1, keepdim=True)
@@ -290,7 +291,7 @@ class ATMReducer(Reducer[ATM]):
 
 
 def least_by_size(current: int, num_prefix: int) -> int:
-    """The fewest of ``current`` patches that by-size merging can leave: prefix tokens count as small, but do not merge.
+    """The fewest of ``current`` patches left by size: prefix tokens count as small, but do not merge.
 
     Example:
         >>> least_by_size(256, num_prefix=1), least_by_size(256, num_prefix=5)

@@ -87,6 +87,7 @@ class ATSReducer(Reducer[ATS]):
         points = max(amount.keep(state.initial_patches, state.num_patches), 1)
         real = real_patches(state)
         with torch.no_grad():
+            # Each height picks the nearest entry of the cumulative scores; a token picked twice is kept once.
             picks = self.sample(self.scores(attention, state), real, points)
             chosen = torch.zeros_like(real).scatter(1, picks, 1)
         return prune_flagged(
@@ -153,19 +154,15 @@ def significance(class_row: Tensor, attention: Attention, per_head: bool) -> Ten
 
 
 def sample_sorted(score: Tensor, real: Tensor, points: int) -> Tensor:
-    """Picks (B, points) among the ascending scores (B, P); ``real`` (B, P) is False for padding.
-
-    Example:
-        >>> score = torch.tensor([[4.0, 1.0, 1.0, 2.0]])
-        >>> sample_sorted(score, torch.ones(1, 4, dtype=torch.bool), points=3)
-        tensor([[2, 3, 0]])
-    """
+    """Picks (B, points) among the ascending scores (B, P); ``real`` (B, P) is False for padding."""
     order = score.masked_fill(~real, -1.0).sort(dim=1, stable=True).indices  # padding first
     sorted_real = real.gather(1, order)
     cdf = (score * real).gather(1, order).cumsum(1)
+    # From the first real token's height to 1, as if padding were not there.
     low = cdf.masked_fill(~sorted_real, torch.inf).amin(1, keepdim=True)
     span = cdf[:, -1:] - low
     cdf = (cdf - low) / torch.where(span > 0, span, 1.0)
+    # The heights go from the lowest entry above 0 to 1.
     first = cdf.masked_fill(~sorted_real | (cdf <= 0), torch.inf).amin(1, keepdim=True).clamp(max=1.0)
     step = torch.arange(points, device=score.device, dtype=score.dtype) / max(points - 1, 1)
     cdf = cdf.masked_fill(~sorted_real, -9.0)  # farther from every height than any real token
@@ -173,11 +170,9 @@ def sample_sorted(score: Tensor, real: Tensor, points: int) -> Tensor:
 
 
 def sample_study(score: Tensor, real: Tensor, points: int, float32_heights: bool = False) -> Tensor:
-    """Picks (B, M) of the scores (B, P) in order of position, real tokens first, as in "Which Tokens to Use?".
-
-    M is ``points``, or the length of `study_arange` with ``float32_heights``.
-    """
+    """Picks (B, M) of the scores (B, P) in order of position, real tokens first, as in "Which Tokens to Use?"."""
     score = score * real
+    # Padding lies above every height, so no point picks it.
     cdf = (score / (score.sum(1, keepdim=True) + SMOOTHING)).cumsum(1).masked_fill(~real, 9.0)
     if float32_heights:
         height = study_arange(points, score.device).to(score.dtype)
@@ -187,12 +182,7 @@ def sample_study(score: Tensor, real: Tensor, points: int, float32_heights: bool
 
 
 def study_arange(points: int, device: torch.device | None = None) -> Tensor:
-    """The heights of the study's code: ``points`` float32 numbers, or one more where rounding includes the end.
-
-    Example:
-        >>> len(study_arange(56)), len(study_arange(57))
-        (56, 58)
-    """
+    """The heights of the study's code: ``points`` float32 numbers, or one more where rounding includes the end."""
     bins = points + 1
     return torch.arange(1 / (2 * bins), (2 * bins - 1) / (2 * bins), 1 / bins, device=device, dtype=torch.float32)
 
@@ -208,15 +198,12 @@ def nearest(cdf: Tensor, height: Tensor) -> Tensor:
 
 
 def smoothed_probabilities(attention: Attention, zero_keys: bool = True) -> Tensor:
-    """(B, H, M, N) the published masked softmax, in at least float32: (e + eps/N) / (sum e + eps), e = 0 at padding.
-
-    The maximum that is subtracted includes padding: as zero keys with ``zero_keys`` (blocks that sample), else by its
-    own keys.
-    """
+    """(B, H, M, N) the published masked softmax, in at least float32: (e + eps/N) / (sum e + eps), e = 0 at padding."""
     real = _real_keys(attention)
     if real is not None and attention.bias is not None:
         attention = replace(attention, bias=attention.bias.masked_fill(~real, 0.0))  # without the mask
     logits = attention.logits().to(decision_dtype(attention.q.dtype))
+    # The maximum that is subtracted includes padding: as zero keys in blocks that sample, else by its own keys.
     if real is not None and zero_keys:
         logits = logits.masked_fill(~real, 0.0)
     e = (logits - logits.amax(-1, keepdim=True)).exp()

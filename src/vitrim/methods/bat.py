@@ -34,10 +34,7 @@ class Decoupled:
     clusters: int
 
     def parts(self, initial: int, current: int) -> tuple[int, int, int]:
-        """Numbers of attentive patches, of attentive patches that merge, and of clusters made from the rest.
-
-        At most every second attentive patch merges, and there are at most as many clusters as patches to cluster.
-        """
+        """Numbers of attentive patches, of those that merge (at most every second), and of clusters of the rest."""
         attentive = max(1, min(self.share.keep(initial, current), current))
         if attentive == current:
             return current, 0, 0
@@ -99,13 +96,15 @@ class BATReducer(Reducer[BAT]):
 
 def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
     """Split ``patches`` (B, A, C), most attentive first, into those that stay (B, A - pairs) and those that merge (B,
-    pairs), and find the entry of the former that each joins. Odd ranks merge into even ones; at most A // 2.
+    pairs), and find the entry of the former that each joins. Odd ranks merge into even ones.
     """
     vectors = unit(patches)
+    # Ranks 1, 3, 5 ... are the sources and 0, 2, 4 ... the destinations, so place m of the sources is rank 2 m + 1.
     similarity, best = best_partners(vectors[:, 1::2], vectors[:, ::2])
     moved = most_similar_first(similarity)[:, :pairs]
     gone = torch.zeros(patches.shape[:2], dtype=torch.int8, device=patches.device).scatter(1, 2 * moved + 1, 1)
     kept = gone.argsort(dim=1, stable=True)[:, : patches.shape[1] - pairs]
+    # The place of each rank among those that stay; destinations always stay.
     place = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
     place = torch.zeros_like(gone, dtype=torch.int64).scatter(1, kept, place)
     return kept, 2 * moved + 1, place.gather(1, 2 * best.gather(1, moved))
@@ -117,6 +116,7 @@ def cluster_inattentive(patches: Tensor, count: int) -> tuple[Tensor, Tensor, Te
     log_density = log_densities(distance, patches.shape[-1])
     centres = density_peaks(distance, log_density, distance.amax(dim=2, keepdim=True), count)
     cluster = nearest_centre(distance, centres)
+    # Flags sort stably: the patches that are no centres, in order, as many in every image.
     is_centre = torch.zeros(cluster.shape, dtype=torch.int8, device=cluster.device).scatter(1, centres, 1)
     others = is_centre.argsort(dim=1, stable=True)[:, : cluster.shape[1] - count]
     return centres, others, cluster.gather(1, others)

@@ -28,8 +28,8 @@ AUXILIARY = "auxiliary_logits"
 class Cropr(MethodConfig):
     """Prune the same number of patches after every block, by routers that auxiliary heads teach.
 
-    Training reports ``reduction.aux("auxiliary_logits")``: logits per router, or without a class head (B, C), for N > 1
-    queries (B, N, C).
+    Training reports ``reduction.aux("auxiliary_logits")``: per router logits, or without a class head (B, N, C) or (B,
+    C).
 
     Formulas and deviations are in docs/methods/cropr.md.
 
@@ -112,6 +112,7 @@ class RoutingReducer(ScorerReducer[Cropr]):
 
     def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> StepOutput:
         if site == "before" and self.training:
+            # Detached: the auxiliary heads teach the routers, not the model.
             aggregated = self.cross_attn(x.detach())
             if aggregated.shape[1] == 1:
                 aggregated = aggregated[:, 0]
@@ -152,12 +153,7 @@ def _reducer(config: Cropr, layer: Layer) -> type[Reducer[Cropr]] | None:
 
 
 class CrossAttention(nn.Module):
-    """Score tokens by learned queries, and in training aggregate them by the same queries.
-
-    Args:
-        config: num_queries N, num_heads, the projections, norm and MLP.
-        dim: channels C.
-    """
+    """Score tokens of C = ``dim`` channels by learned queries, and in training aggregate them by the same queries."""
 
     def __init__(self, config: Cropr, dim: int) -> None:
         super().__init__()
@@ -183,6 +179,8 @@ class CrossAttention(nn.Module):
 
     def query(self) -> Tensor:
         """(C,) the sum of the projected queries."""
+        # Logits are linear in the query, so their sum over queries and heads is one product with the sum of the
+        # queries.
         queries: Tensor = self.queries if self.q is None else self.q(self.queries)
         return queries.sum(dim=(0, 1))
 

@@ -70,18 +70,14 @@ class CubistMerge(MethodConfig):
 
 @dataclass(frozen=True)
 class SmallerGrid(Pattern):
-    """Shrink the grid to a share of the patches, or by the rows and columns ``removed``.
-
-    Example:
-        >>> SmallerGrid(0.6).sides((14, 14)), SmallerGrid(1.0, (1, 30)).sides((14, 14))
-        ((11, 11), (13, 7))
-    """
+    """Shrink the grid to a share of the patches, or by the rows and columns ``removed``."""
 
     keep_rate: float
     removed: tuple[int, int] | None = None
 
     def sides(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns left of a ``grid``, at least half of each."""
+        # Both sides shrink by the same factor, so the share of the patches is its square.
         wanted = [round(side * sqrt(self.keep_rate)) for side in grid]
         if self.removed is not None:
             wanted = [side - removed for side, removed in zip(grid, self.removed, strict=True)]
@@ -122,6 +118,7 @@ class CubistMergeReducer(Reducer[CubistMerge]):
             return None
         batch, _, channels = x.shape
         last = self.config.overlap == "last"
+        # Rows first: every row is a line of the batch. Then the columns of what is left, so cells lie column by column.
         lines = x[:, state.num_prefix :].reshape(batch * height, width, channels)
         row = shortened(lines, width - columns, last)
         cells = row.tokens.view(batch, height, columns, channels).transpose(1, 2)
@@ -142,13 +139,7 @@ class CubistMergeReducer(Reducer[CubistMerge]):
 
 
 class ShortLine(NamedTuple):
-    """Shortened lines of tokens.
-
-    Attributes:
-        tokens: (L, m, C) tokens left on each line.
-        kept: (L, m) their places on the old line, ascending.
-        target: (L, n) the place on the new line of each old token.
-    """
+    """Shortened lines: ``tokens`` (L, m, C), ``kept`` (L, m) their old places, ``target`` (L, n) the new places."""
 
     tokens: Tensor
     kept: Tensor
@@ -158,22 +149,13 @@ class ShortLine(NamedTuple):
 def shortened(x: Tensor, r: int, last: bool = False) -> ShortLine:
     """Merge ``r`` tokens of every line of ``x`` (L, n, C) into a neighbour, r at most n // 2.
 
-    Args:
-        x: lines of tokens.
-        r: tokens removed per line.
-        last: where two tokens join the same one, use only the one that the released code writes last.
-
-    Example:
-        >>> x = torch.tensor([[[1.0, 0.0], [-3.0, 0.1], [0.0, 2.0], [0.1, 1.0]]])
-        >>> shortened(x, 1).tokens
-        tensor([[[ 1.0000,  0.0000],
-                 [-3.0000,  0.1000],
-                 [ 0.1000,  2.0000]]])
+    ``last``: where two tokens join the same one, use only the one that the released code writes last.
     """
     n = whole(x.shape[1])
     pairs, evens = n // 2, (n + 1) // 2
     with no_gradient():
         vectors = unit(x.to(decision_dtype(x.dtype)))
+        # Tokens at odd places are the sources: each has an even neighbour on its left, and most have one on the right.
         alike = (vectors[:, 1:] * vectors[:, :-1]).sum(dim=2)  # of each token and the next one
         left, right = alike[:, ::2], alike[:, 1::2]
         if evens == pairs:  # the last one of an even line has a left neighbour only
@@ -193,6 +175,7 @@ def shortened(x: Tensor, r: int, last: bool = False) -> ShortLine:
         stays = torch.ones_like(place, dtype=torch.bool)
         stays[:, 1::2] = ~goes
         kept = stays.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, : n - r]
+        # A source that goes joins the place on its right or left; the sum of those that stay numbers the new line.
         joins = place.clone()
         joins[:, 1::2] = torch.where(goes, place[:, 1::2] + torch.where(rightwards, 1, -1), place[:, 1::2])
         target = (stays.cumsum(dim=1) - 1).gather(1, joins)

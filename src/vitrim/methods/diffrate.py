@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,7 +14,7 @@ from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.matching import best_partners, full_precision, unit
-from vitrim.core.method import Count, MethodConfig, Needs, Tunable
+from vitrim.core.method import Count, MethodConfig, Needs, Tunable, refuse_first
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register
@@ -35,6 +36,7 @@ class Discounted(Hard):
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
         assert self.moved is not None
         assert self.into is not None
+        # As published, where the sizes of tokens that differ count less.
         gained = state.size.gather(1, self.moved) * self.similarity
         total = state.size.gather(1, self.anchor).scatter_add(1, self.into, gained)
         return super().advance(x, state, total.clamp_min(torch.finfo(total.dtype).eps))
@@ -94,21 +96,24 @@ class DiffRate(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> DiffRate:
+        refuse_first(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         pruned, merged = self.prune_kept, self.merge_kept
         if self.learn and (pruned is not None or merged is not None or "r" in self.model_fields_set):
-            raise ValueError("learn=true finds the amounts: give neither prune_kept, merge_kept nor r")
+            yield "learn=true finds the amounts: give neither prune_kept, merge_kept nor r"
         if self.learn and self.last_block != "full":
-            raise ValueError("learn=true needs last_block=full, as the last block learns its amounts, too")
+            yield "learn=true needs last_block=full, as the last block learns its amounts, too"
         if (pruned is not None or merged is not None) and "r" in self.model_fields_set:
-            raise ValueError("give either prune_kept and merge_kept, or r, not both")
+            yield "give either prune_kept and merge_kept, or r, not both"
         if min((*(pruned or ()), *(merged or ())), default=2) < 2:
-            raise ValueError("prune_kept and merge_kept count the class token, so their smallest value is 2")
+            yield "prune_kept and merge_kept count the class token, so their smallest value is 2"
         if pruned is not None and merged is not None:
             if len(pruned) != len(merged):
-                raise ValueError(f"prune_kept has {len(pruned)} values but merge_kept has {len(merged)}")
+                yield f"prune_kept has {len(pruned)} values but merge_kept has {len(merged)}"
             if any(after > before for before, after in zip(pruned, merged, strict=True)):
-                raise ValueError("merge_kept must not be larger than prune_kept in any block")
-        return self
+                yield "merge_kept must not be larger than prune_kept in any block"
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.learn:
@@ -141,6 +146,7 @@ class DiffRateReducer(Reducer[DiffRate]):
         patches = unit(x[:, state.num_prefix :].to(state.size.dtype))
         joining, receiving = take(patches, tail), take(patches, best)
         _, partner = best_partners(joining, receiving)
+        # Weights of 1: a merged token is the plain mean, whatever its size.
         merged = merge(state, best, tail, partner, weight=torch.ones_like(state.size))
         if not self.config.discount_sizes:
             return merged
@@ -169,6 +175,7 @@ class LearningReducer(Reducer[DiffRate]):
         current = self.current(state)
         after_prune = self.prune.number(current)
         after_merge = self.merge.number(after_prune)
+        # Factors of 1 and 0 with the gradient of their probability: what was gone stays gone.
         alive = policy[:, p:] * self.prune.mask(rank, current, after_prune)
         stays = self.merge.mask(rank, after_prune, after_merge)
         patches, size = self.join(x[:, p:], state.size[:, p:], rank < after_merge, alive, stays)
@@ -206,17 +213,14 @@ class LearningReducer(Reducer[DiffRate]):
     def join(self, x: Tensor, size: Tensor, receives: Tensor, alive: Tensor, stays: Tensor) -> tuple[Tensor, Tensor]:
         """Add the patches that merge to the most similar of those that stay: new patches (B, P, C) and sizes (B, P).
 
-        Args:
-            x, size: patches and sizes.
-            receives: (B, P) bool, patches that may receive.
-            alive: (B, P) 1 or 0 with gradient, 0 if pruned.
-            stays: (B, P) 1 or 0 with gradient, 0 if it merges.
+        ``receives`` (B, P) bool; ``alive`` and ``stays`` (B, P) 1 or 0 with gradient, 0 if pruned or if it merges.
         """
         p, channels = x.shape[1:]
         vectors = unit(x.to(decision_dtype(x.dtype)))
         with full_precision(vectors):
             similarity = vectors @ vectors.transpose(1, 2)
         itself = torch.eye(p, dtype=torch.bool, device=x.device)
+        # Below every cosine: neither a patch that may not receive nor the patch itself is the partner.
         similarity, partner = similarity.masked_fill(~receives[:, None, :] | itself, -2.0).max(dim=2)
         weight = alive * (1.0 - stays)
         moving = (weight.unsqueeze(-1) * x.to(weight.dtype)).reshape(-1, channels)
@@ -233,13 +237,7 @@ def _reducer(config: DiffRate, layer: Layer) -> type[Reducer[DiffRate]]:
 
 
 class KeptShare(nn.Module):
-    """A learned distribution over the share k / K that is kept, k = 1..K.
-
-    Example:
-        >>> share = KeptShare(8)
-        >>> share.number(torch.tensor(8.0)).item()
-        8.0
-    """
+    """A learned distribution over the share k / K that is kept, k = 1..K."""
 
     def __init__(self, candidates: int) -> None:
         super().__init__()
@@ -258,14 +256,14 @@ class KeptShare(nn.Module):
         mean = current * (probability * k).sum() / candidates
         # the sum of the probabilities is 1 only up to rounding
         whole = torch.minimum((mean.detach() - 1e-3).ceil().clamp_min(1.0), current.detach())
+        # The value of the integer, the gradient of the mean (straight through).
         return whole + (mean - mean.detach())
 
     def mask(self, rank: Tensor, current: Tensor, number: Tensor) -> Tensor:
-        """(B, P) 1 where ``rank`` (B, P) is below ``number``, else 0, with the gradient of the probability that the
-        patch is among those kept of ``current``.
-        """
+        """(B, P) 1 where ``rank`` (B, P) is below ``number``, else 0, with the gradient of the probability of that."""
         probability = self.probabilities()
         tail = F.pad(probability.flip(0).cumsum(0).flip(0), (0, 1))  # tail[i]: k > i
+        # A rank of the current patches as one of K candidates.
         index = (rank * len(probability) / current.detach()).floor().long().clamp_max(len(probability))
         chance = tail[index]
         return (rank < number.detach()).to(chance.dtype) + (chance - chance.detach())
@@ -283,6 +281,7 @@ def learned(reduction: Reduction) -> DiffRate:
     reducers = learning_reducers(reduction)
     pruned, merged = [], []
     with torch.no_grad():
+        # In the dtype of the forward: the same rounding gives the same integers.
         wide = decision_dtype(reducers[0].prune.logits.dtype)
         current = torch.tensor(
             float(reducers[0].layer.initial_patches), dtype=wide, device=reducers[0].prune.logits.device

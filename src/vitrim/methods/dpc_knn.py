@@ -78,13 +78,8 @@ class DPCKNNReducer(Reducer[DPCKNN]):
 
 
 def log_densities(distance: Tensor, k_neighbors: int, noise: float = 0.0) -> Tensor:
-    """(B, P) logarithm of the density around each patch.
-
-    Args:
-        distance: (B, P, P) of all pairs.
-        k_neighbors: neighbours of a density, the patch itself included; capped at P.
-        noise: uniform noise added to the densities.
-    """
+    """(B, P) logarithm of the density around each patch, by its ``k_neighbors`` in ``distance`` (B, P, P)."""
     neighbours = distance.topk(min(k_neighbors, distance.shape[1]), dim=2, largest=False).values
+    # The density is exp of this; only its order counts, and the exponential of far patches would be 0.
     log_density = -neighbours.square().mean(dim=2)
     return (log_density.exp() + noise * torch.rand_like(log_density)).log() if noise > 0.0 else log_density

@@ -51,6 +51,7 @@ class DynamicViT(StagedConfig):
         if isinstance(self.keep_rate, tuple):
             return list(self.keep_rate if self.rule == "floor_initial" else accumulate(self.keep_rate, mul))
         powers = [1] * num_stages if self.rule == "floor_initial" else range(1, num_stages + 1)
+        # Stage s keeps r of what stage s - 1 left: r^s of all.
         return [self.keep_rate**power for power in powers]
 
 
@@ -101,6 +102,7 @@ class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
         kept = torch.ones_like(state.size[:, p:]) if policy is None else policy[:, p:]
         log_probabilities = self.predictor(x[:, p:], kept)
         logits = log_probabilities + self.noise(log_probabilities)
+        # The Gumbel softmax: with this noise the larger logit is a draw from the probabilities.
         soft = (logits / self.config.tau).softmax(dim=-1)[..., 0]
         hard = (logits[..., 0] >= logits[..., 1]).to(soft.dtype)
         kept = kept * (hard + (soft - soft.detach()))  # exactly 0 or 1, with the gradient of the softmax
@@ -110,6 +112,7 @@ class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
 
     def noise(self, like: Tensor) -> Tensor:
         """Standard Gumbel noise of the shape of ``like``."""
+        # Neither logarithm may see 0: uniform numbers include it.
         tiny = torch.finfo(like.dtype).tiny
         exponential = -torch.rand_like(like).clamp_min(tiny).log()
         return -exponential.clamp_min(tiny).log()

@@ -51,6 +51,7 @@ class EViTReducer(Reducer[EViT]):
         order = score.argsort(dim=1, descending=True)
         # the fused token has the place of the best dropped token; the rest join it
         kept, joining = order[:, : keep + 1], order[:, keep + 1 :]
+        # Plain sums: kept patches have weight 1, and those in the fused token their scores.
         weight = state.pad_prefix(score.scatter(1, order[:, :keep], 1.0))
         into = torch.full_like(joining, keep)
         dropped = order[:, keep:] if state.banking else None  # the sum is no value for the patches in it

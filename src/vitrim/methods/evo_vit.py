@@ -117,6 +117,7 @@ class EvoViTReducer(Reducer[EvoViT]):
 
     def follow(self, config: EvoViT, layer: Layer) -> None:
         super().follow(config, layer)
+        # The last block may begin a stage and bring all back: here the stage counts.
         amounts = [amount.stage if isinstance(amount, Rejoin) else amount for amount in layer.amounts]
         depth, self.working = layer.depth, amounts[layer.depth]
         stages = [stage for stage, amount in enumerate(amounts) if amount is not None]
@@ -174,6 +175,7 @@ class EvoViTReducer(Reducer[EvoViT]):
         if not state.bank or not self.config.fast_update:
             return state.refill(x)
         mean, lost = x[:, -1:], state.lost
+        # The mean is the last patch token: all but it, then the bank with its differences added to the mean.
         working = torch.arange(state.num_patches - 1, device=x.device).expand(x.shape[0], -1)
         x, state = prune(state, working).apply(x, state)
         bank = tuple(entry._replace(tokens=entry.tokens + mean) for entry in state.bank)

@@ -50,6 +50,7 @@ class FixedRadial(StagedConfig):
         if self.contiguous:
             first, last = blocks[0], blocks[-1]
             for block in range(first, last + 1):
+                # Equal steps of the radius over all blocks from the first to the last stage.
                 step = (block - first + 1) / (last - first + 2)
                 schedule[block] = WithinLine(self.norm, step, self.min_radius)
             return schedule
@@ -179,6 +180,7 @@ class FixedRadialReducer(Reducer[FixedRadial]):
         earlier = [amount for amount in self.layer.amounts[: self.layer.depth] if isinstance(amount, Within)]
         amount = self.layer.amount
         assert isinstance(amount, Within)
+        # Patterns are nested: the indices count the patches that the stage before kept.
         current = earlier[-1].patches(grid) if earlier else list(range(grid[0] * grid[1]))
         kept = set(amount.patches(grid))
         return [index for index, patch in enumerate(current) if patch in kept]
@@ -199,10 +201,8 @@ def _float32_table(height: int, width: int, norm: Norm) -> list[float]:
 
 
 def _float32_axis(side: int) -> npt.NDArray[np.float32]:
-    """|torch.linspace(-side // 2, side // 2, side)| to the last bit: counted from either end, with fused rounding.
-
-    NumPy, because export would make tensors part of the model.
-    """
+    """|torch.linspace(-side // 2, side // 2, side)| to the last bit: counted from either end, with fused rounding."""
+    # In NumPy, because export would make tensors part of the model.
     low, high = np.float32(-side // 2), np.float32(side // 2)
     step = np.float64((high - low) / np.float32(max(side - 1, 1)))
     index = np.arange(side)

@@ -112,11 +112,10 @@ class GTPReducer(ScorerReducer[GTP]):
     def propagate(
         self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard
     ) -> StepOutput:
-        """Give the removed tokens of ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C).
-
-        Rows of the graph have moved along with their tokens; columns are still those of the input tokens.
-        """
+        """Give the removed tokens of ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C)."""
         n, m, carry = state.num_tokens, after.num_tokens, dict(after.carry)
+        # Rows of the graph have moved along with their tokens; columns are still those of the input tokens, so a
+        # removed token is found there by the place where it entered.
         stays = torch.zeros(x.shape[0], n, dtype=torch.int8, device=x.device).scatter_(1, assignment.anchor, 1)
         removed = stays.sort(dim=1, stable=True).indices[:, : n - m]
         places = state.carry["place"].gather(1, removed)
@@ -137,6 +136,8 @@ class GTPReducer(ScorerReducer[GTP]):
         if self.config.selection == "class_token":
             return self.scaled(attention, state).class_row().mean(1)
         probabilities = self.probabilities(attention, state)
+        # The product of two factors over the heads' maxima, as the paper's score: how much a token keeps of itself, and
+        # how much it gives to others.
         itself = probabilities.diagonal(dim1=2, dim2=3).amax(1)
         if self.config.selection == "diagonal":
             return itself
@@ -169,15 +170,8 @@ class GTPReducer(ScorerReducer[GTP]):
 
 
 def patch_graph(patches: Tensor, grid: tuple[int, int], kind: GraphKind, num_neighbours: int) -> tuple[Tensor, Tensor]:
-    """Neighbours (B, P, P), bool, of ``patches`` (B, P, C) on a ``grid``, and D^-1/2 (B, P), for `normalised`.
-
-    Bool, because the graph lives as long as the tokens do and should need little memory beside them.
-
-    Example:
-        >>> joined, root = patch_graph(torch.randn(1, 4, 8), (2, 2), "spatial", 8)
-        >>> normalised(joined, root, root)[0, 0]
-        tensor([0.0000, 0.3333, 0.3333, 0.3333])
-    """
+    """Neighbours (B, P, P), bool, of ``patches`` (B, P, C) on a ``grid``, and D^-1/2 (B, P), for `normalised`."""
+    # Bool, because the graph lives as long as the tokens do and should need little memory beside them.
     joined = torch.zeros(patches.shape[0], patches.shape[1], patches.shape[1], dtype=torch.bool, device=patches.device)
     if kind != "semantic":
         joined = joined | spatial_neighbours(grid, patches.device)
@@ -196,6 +190,7 @@ def spatial_neighbours(grid: tuple[int, int], device: torch.device) -> Tensor:
     """(P, P) bool: the up to 8 patches around each patch."""
     index = torch.arange(grid[0] * grid[1], device=device)
     row, column = index // grid[1], index % grid[1]
+    # The larger of the distances in rows and columns is 1 for the 8 patches around.
     near = (row[:, None] - row).abs().maximum((column[:, None] - column).abs())
     return near == 1
 
@@ -205,6 +200,7 @@ def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
     unit = F.normalize(patches, dim=-1)
     with full_precision(patches):
         similarity = unit @ unit.transpose(-1, -2)
+    # A patch is no neighbour of itself, and would be its own most similar one.
     itself = torch.eye(patches.shape[1], dtype=torch.bool, device=patches.device)
     similarity = similarity.masked_fill(itself, -torch.inf)
     count = min(num_neighbours, patches.shape[1] - 1)

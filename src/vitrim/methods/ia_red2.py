@@ -28,10 +28,9 @@ LOG_PROBABILITY = "log_probability"
 class IARED2(Adaptive):
     """Drop the patches whose learned informative score is below 1/2, before each of three groups of blocks.
 
-    Training removes nothing. A patch draws to stay with probability I_j, and is masked from there on if it does not.
-    The share of the P patches that stays is reported as ``reduction.aux("kept")``, (B,) per group, in evaluation too,
-    and the log probability of the draws as ``reduction.aux("log_probability")``, (B,). The loss is REINFORCE with the
-    evaluation forward as baseline, see `objective`. No gradient flows from the interpreters into the tokens.
+    Training removes nothing: a patch draws to stay with probability I_j, and is masked from there on if it does not.
+    Reported are ``reduction.aux("kept")``, the share of the P patches that stays, (B,) per group, in evaluation too,
+    and ``reduction.aux("log_probability")`` of the draws, (B,), for REINFORCE (see `objective`).
 
     Formulas and deviations are in docs/methods/ia_red2.md.
 
@@ -123,6 +122,7 @@ class IARED2Reducer(Reducer[IARED2]):
 
     def mask(self, x: Tensor, state: TokenState) -> TokenState:
         """Decide in training, by masking."""
+        # Detached: no gradient flows from the interpreters into the tokens.
         score = self.interpreter(x[:, state.num_prefix :].detach())
         real = real_patches(state)
         if self.draws:
@@ -139,6 +139,7 @@ class IARED2Reducer(Reducer[IARED2]):
         """(B, P) bool: real patches with a ``score`` (B, P) not below the threshold, and the best one."""
         real = real_patches(state)
         score = score.masked_fill(~real, -1.0)
+        # The best one stays whatever the threshold: an image without patches has no mean.
         stays = ((score >= self.config.threshold) & real).scatter(1, score.argmax(dim=1, keepdim=True), 1)
         if self.config.align == 1:
             return stays
@@ -171,6 +172,7 @@ class Interpreter(nn.Module):
         wide = decision_dtype(patches.dtype)
         with full_precision(patches):
             if is_bare(self.key) and is_bare(self.query):
+                # Both layers are linear, so that a head's score is one product of a patch with a vector made once.
                 key = (self.key.weight.to(wide) @ self.policy.to(wide)).view(self.heads, 1, -1)
                 query = self.query.weight.to(wide).view(self.heads, key.shape[2], -1)
                 vectors = (key @ query).squeeze(1)  # (H, C)

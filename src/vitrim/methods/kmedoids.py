@@ -122,14 +122,10 @@ def _reducer(config: KMedoids, layer: Layer) -> type[KMedoidsReducer] | None:
 def k_medoids(
     distance: Tensor, weight: Tensor, medoids: Tensor, iterations: int, over_all: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Medoids (B, K) after ``iterations`` rounds from the given ones, and the cluster (B, P) of every patch.
+    """Medoids (B, K) after ``iterations`` rounds from the distinct ``medoids``, and the cluster (B, P) of every patch.
 
-    Args:
-        distance: (B, P, P).
-        weight: (B, P), positive.
-        medoids: (B, K) distinct patch indices to start from.
-        iterations: rounds.
-        over_all: use the published cost: a candidate's own weight times its distance to all patches.
+    ``over_all``: the published cost, a candidate's own ``weight`` (B, P) times its ``distance`` (B, P, P) to all
+    patches.
 
     Example:
         >>> points = torch.tensor([[[0.0], [1.0], [2.0], [9.0], [10.0], [11.0]]])
@@ -142,9 +138,11 @@ def k_medoids(
         if over_all:
             cost = weight * distance.sum(dim=2)
         else:
+            # Only distances inside a cluster count; a mask keeps the shape the same in every image.
             together = cluster[:, :, None] == cluster[:, None, :]
             cost = (distance * together * weight[:, None, :]).sum(dim=2)
         least = cost.new_full(medoids.shape, torch.inf).scatter_reduce(1, cluster, cost, "amin")
+        # The lowest index of equal costs, in every cluster.
         candidate = torch.where(cost == least.gather(1, cluster), index, distance.shape[1])
         medoids = torch.full_like(medoids, distance.shape[1]).scatter_reduce(1, cluster, candidate, "amin")
     return medoids, nearest_centre(distance, medoids)

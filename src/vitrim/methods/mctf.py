@@ -113,6 +113,7 @@ class MCTFReducer(Reducer[MCTF]):
         if self.config.tau_info == 0.0 and self.config.pooling != "attention_size":
             return None
         received = attention.detach().column_mean()
+        # The criterion divides by it, and probabilities may underflow to 0.
         return received.clamp_min(torch.finfo(received.dtype).tiny)
 
     def attraction(self, x: Tensor, received: Tensor | None, state: TokenState, even: slice, odd: slice) -> Tensor:
@@ -176,10 +177,7 @@ class OneStepAhead(MCTFReducer):
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
     def fused_maps(self, assignment: Hard, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor]:
-        """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute: for analysis.
-
-        Arguments as of `attend_reduced`.
-        """
+        """The attention map (B, H, M, M) that fused tokens get, and the one that they would compute: for analysis."""
         block, x, state, _, given = inputs
         reduced, after = assignment.apply(x, state)
         precise = block.project(reduced, after, None, given).probabilities()
@@ -212,22 +210,16 @@ def _reducer(config: MCTF, layer: Layer) -> type[MCTFReducer] | None:
 
 
 def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
-    """The attention map (B, H, M, M) among the fused tokens from that (B, H, N, N) among the old.
-
-    Sums the key columns of a group, then pools the query rows like tokens, in the order of the published code. Rows
-    still sum to 1, except under the elementwise maximum, for which the order matters.
-
-    Args:
-        assignment: a merge that leaves the same number of tokens in every image.
-        probabilities: (B, H, N, N).
-        size: (B, N) of the old tokens.
-    """
+    """The attention map (B, H, M, M) among the fused tokens from that (B, H, N, N) among the old of ``size`` (B, N)."""
+    # Sums the key columns of a group, then pools the query rows like tokens, in the order of the published code: rows
+    # still sum to 1, except under the elementwise maximum, for which the order matters.
     batch, heads, _, _ = probabilities.shape
     anchor, moved, into, weight = (
         None if value is None else value.repeat_interleave(heads, dim=0)
         for value in (assignment.anchor, assignment.moved, assignment.into, assignment.weight)
     )
     assert anchor is not None
+    # Heads become images: pooling is the same in all of them.
     each = replace(assignment, anchor=anchor, moved=moved, into=into, weight=weight)
     known, n, m = probabilities.flatten(0, 1), probabilities.shape[2], anchor.shape[1]
 
@@ -248,6 +240,7 @@ def _attract(
     first = num_prefix % 2
     for b in range(attraction.shape[0]):
         least, smallest = received[b].min(), size[b].min()
+        # Patch i stands at place i of the patches; even and odd places are those of the whole sequence.
         for i in range(len(single)):
             single[i] = (least / received[b, num_prefix + i]) ** tau_info
             single[i] *= (smallest / size[b, num_prefix + i]) ** tau_size

@@ -10,8 +10,7 @@ from vitrim.core.registry import register
 class NoReduction(MethodConfig):
     """Keep every token.
 
-    Measures the overhead of vitrim, and, with ``last_block="class_token"``, the exact saving of a last block that
-    computes only what the head reads.
+    Measures the overhead of vitrim, and with ``last_block="class_token"`` the exact saving of a smaller last block.
 
     Example:
         >>> NoReduction().counts(196, 12) == [196] * 12

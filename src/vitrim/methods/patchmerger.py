@@ -21,8 +21,7 @@ from vitrim.errors import VitrimError
 class SoftMixing(StagedConfig):
     """Options of methods whose learned weights mix all patches into K new tokens at a few stages.
 
-    K_s follows from ``keep_rate`` at the model's own image size and shapes learned parameters: it cannot change once
-    the model is reduced, and images with another number of patches are refused.
+    K_s follows from ``keep_rate`` at the model's own image size, and shapes learned parameters: it cannot change.
     """
 
     kind = "soft"

@@ -80,6 +80,7 @@ class PiToMeReducer(Reducer[PiToMe]):
             PAIR(similarity, energy, r, self.protects, state.num_prefix, index)
             return merge_of(index, r)
         rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
+        # Protected are the patches of low energy: only the 2 r of highest energy form the r pairs.
         candidates = rank[:, : 2 * r] if self.protects else rank
         sources, destinations = candidates[:, ::2], candidates[:, 1::2]
         similarity = cosines(take(keys, sources), take(keys, destinations))
@@ -95,11 +96,9 @@ class PiToMeReducer(Reducer[PiToMe]):
         return F.elu(similarity.sub_(self.margin), inplace=True)
 
     def energy(self, keys: Tensor) -> Tensor:
-        """(B, P) energy of the patches with keys (B, P, d) of length 1.
-
-        Works on some rows at a time, because the similarities of all pairs would be the peak of the model's memory. A
-        pair counts for both its patches, so every step skips the pairs of earlier steps.
-        """
+        """(B, P) energy of the patches with keys (B, P, d) of length 1."""
+        # Some rows at a time, because the similarities of all pairs would be the peak of the model's memory. A pair
+        # counts for both its patches, so every step skips the pairs of earlier steps.
         step, others = rows_at_once(keys), keys.transpose(1, 2)
         with no_gradient(), full_precision(keys):
             if step >= keys.shape[1]:
@@ -120,6 +119,7 @@ def _pair(similarity: Any, energy: Any, r: int, protects: bool, num_prefix: int,
     kept = num_prefix + patches - r
     first = kept - destinations  # the destinations are the last anchors
     best, partner = np.empty(sources, similarity.dtype), np.empty(sources, np.int64)
+    # The rank decides alternately: even ranks are sources, odd ranks destinations.
     for b in range(similarity.shape[0]):
         rank = np.argsort(-energy[b], kind="mergesort")
         for s in range(sources):

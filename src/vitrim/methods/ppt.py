@@ -76,12 +76,7 @@ class PPT(MethodConfig):
         return at_blocks(Fuse, self.r, blocks, num_layers, "ppt: r")
 
     def least_variance(self, patches: int) -> float:
-        """Variance of the scores of ``patches`` patches from which on an image is pruned.
-
-        Example:
-            >>> PPT(spread=2.0).least_variance(100)
-            0.0002
-        """
+        """Variance of the scores of ``patches`` patches from which on an image is pruned."""
         return self.threshold if self.spread is None else self.spread / patches**2
 
 
@@ -114,6 +109,7 @@ class PPTReducer(Reducer[PPT]):
             assert pooled.into is not None
             # every image has equally many anchors and equally many that leave
             kept, left = order.split([keep, order.shape[1] - keep], dim=1)
+            # In images that prune, all join entry `keep`, which is none: they are lost.
             kept = torch.where(pools[:, :keep], pooled.anchor[:, p:] - p, kept)
             left = torch.where(pools[:, : left.shape[1]], pooled.moved - p, left)
             into = torch.where(pools[:, : left.shape[1]], pooled.into - p, keep)

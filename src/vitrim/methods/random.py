@@ -19,8 +19,7 @@ class Random(StagedConfig):
     """Keep a random share of the patch tokens, drawn anew for every image and every forward.
 
     Draws from torch's global generator of the tokens' device: seed it for repeatable results. With ``seed``, one draw
-    fixes the same places in every image and forward, so that the model can be exported. Acts before the block; prefix
-    tokens always stay.
+    fixes the same places in every image and forward, so that the model can be exported.
 
     Example:
         >>> Random(keep_rate=0.5).counts(196, 12)[-1]

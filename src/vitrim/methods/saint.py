@@ -117,6 +117,7 @@ class SAINTReducer(Reducer[SAINT]):
             score, alike = redundancy(similarity, threshold, self.config.gamma, real[:, 1::2])
             order = score.masked_fill(~real[:, ::2], -torch.inf).argsort(dim=1, descending=True, stable=True)
             odd = torch.arange(1, state.num_patches, 2, device=order.device).expand(order.shape[0], -1)
+            # Only even places may go; the odd ones follow behind them, and are never reached.
             ranked = torch.cat([2 * order, odd], dim=1)
             if self.config.r is not None:
                 r = self.num_removed(state)
@@ -142,31 +143,21 @@ def _reducer(config: SAINT, layer: Layer) -> type[Reducer[Any]] | None:
 def redundancy(similarity: Tensor, threshold: float, gamma: float, real: Tensor) -> tuple[Tensor, Tensor]:
     """Scores (B, S), of which the highest go first, and the number (B, S) of patches that each resembles.
 
-    Args:
-        similarity: (B, S, D) cosines of those that may go with those that stay.
-        threshold: least cosine of similar patches.
-        gamma: weight of the mean cosine in the score.
-        real: (B, D) False for padding among those that stay.
-
-    Example:
-        >>> redundancy(torch.tensor([[[0.5, 0.5], [0.1, 0.3]]]), 0.5, 10.0, torch.ones(1, 2, dtype=torch.bool))
-        (tensor([[2.0000, 0.2000]]), tensor([[2, 0]]))
+    ``similarity`` (B, S, D): cosines of those that may go with those that stay; ``real`` (B, D): no padding.
     """
     real = real[:, None, :]
     alike = (similarity >= threshold) & real
     count = alike.sum(dim=2)
     mean_alike = (similarity * alike).sum(dim=2) / count.clamp_min(1)
     mean = (similarity * real).sum(dim=2) / real.sum(dim=2).clamp_min(1)
+    # Patches without look-alikes have scores of a mean cosine, at most 1, and the others at least 1: these go first.
     return torch.where(count > 0, count * (gamma * (mean_alike - threshold)).exp(), mean), count
 
 
 def drop_per_image(state: TokenState, ranked: Tensor, drops: Tensor, real: Tensor) -> Hard | None:
     """Drop the first patches of every image, padded to the longest; None if no image drops any.
 
-    Reads the counts back from the device, once.
-
     Args:
-        state: the current state.
         ranked: (B, P) patches in the order in which they go; padding last among the even and among the odd ones.
         drops: (B, 1) number that goes.
         real: (B, P) False for padding, which comes last.
@@ -178,6 +169,7 @@ def drop_per_image(state: TokenState, ranked: Tensor, drops: Tensor, real: Tenso
     # an image that drops nothing keeps its order, as alone: the next block splits by place
     ranked = torch.where(drops > 0, ranked, place)
     stays = real.gather(1, ranked) & (place >= drops)
+    # Read back from the device, once.
     numbers = torch.cat([drops, stays.sum(dim=1, keepdim=True)], dim=1).tolist()
     if all(dropped == 0 for dropped, _ in numbers):
         return None

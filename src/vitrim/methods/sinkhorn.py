@@ -52,12 +52,8 @@ class SinkhornReducer(SoftReducer[Sinkhorn]):
 
 
 def transport(scores: Tensor, iterations: int) -> Tensor:
-    """Scale exp(``scores``) (B, K, P) until its rows, then its columns, have equal sums; the columns' sums are 1.
-
-    Example:
-        >>> transport(torch.zeros(1, 2, 4), iterations=1).sum(dim=2)
-        tensor([[2., 2.]])
-    """
+    """Scale exp(``scores``) (B, K, P) until its rows, then its columns, have equal sums; the columns' sums are 1."""
+    # In logarithms, because exp of a score over a small eps overflows in float32.
     log_mass = -math.log(scores.shape[1] + scores.shape[2])
     columns = torch.zeros_like(scores[:, :1])
     for _ in range(iterations):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +12,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import MethodConfig, Share, Traits, Tunable
+from vitrim.core.method import MethodConfig, Share, Traits, Tunable, refuse_first
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
@@ -60,15 +61,18 @@ class ToMe(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> ToMe:
-        if min((self.r,) if isinstance(self.r, int) else self.r, default=0) < 0:
-            raise ValueError("r must not be negative")
-        if self.keep_rate is not None and {"r", "inflect", "per"} & self.model_fields_set:
-            raise ValueError("give either r (with inflect) or keep_rate, not both")
-        if self.keep_rate is None and (self.blocks is not None or self.rule != "floor_initial_power"):
-            raise ValueError("blocks and rule go with keep_rate; with r every block merges, a list gives each its own")
-        if not isinstance(self.r, int) and self.inflect != 0.0:
-            raise ValueError("inflect goes with one r for all blocks, not with a list")
+        refuse_first(self._faults())
         return self
+
+    def _faults(self) -> Iterator[str]:
+        if min((self.r,) if isinstance(self.r, int) else self.r, default=0) < 0:
+            yield "r must not be negative"
+        if self.keep_rate is not None and {"r", "inflect", "per"} & self.model_fields_set:
+            yield "give either r (with inflect) or keep_rate, not both"
+        if self.keep_rate is None and (self.blocks is not None or self.rule != "floor_initial_power"):
+            yield "blocks and rule go with keep_rate; with r every block merges, a list gives each its own"
+        if not isinstance(self.r, int) and self.inflect != 0.0:
+            yield "inflect goes with one r for all blocks, not with a list"
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
         if self.keep_rate is None:

@@ -13,9 +13,8 @@ from vitrim.core.tokens import TokenState
 class TopK(ScoredPruning):
     """Keep the K patches with the highest class attention, averaged over heads; drop the rest.
 
-    K = floor(P r^s) of the P initial patches at stage s = 1, 2, 3. The score is this block's own attention. Acts at the
-    query: only the kept query rows are computed, with the same result as dropping after attention, at less cost. Kept
-    patches come in descending order of score, as published; prefix tokens always stay.
+    K = floor(P r^s) of the P initial patches at stage s = 1, 2, 3. Acts at the query: only the kept query rows are
+    computed. Kept patches come in descending order of score, as published.
 
     Example:
         >>> TopK(keep_rate=0.7).counts(196, 12)[-1]

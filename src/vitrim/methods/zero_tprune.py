@@ -22,12 +22,7 @@ from vitrim.core.tokens import TokenState, take
 
 @dataclass(frozen=True)
 class TwoStages:
-    """Remove ``num_similar`` patches (at most half), then keep the share ``rate`` of the rest, rounded down.
-
-    Example:
-        >>> TwoStages(num_similar=10, rate=0.8).keep(196, 196)
-        148
-    """
+    """Remove ``num_similar`` patches (at most half), then keep the share ``rate`` of the rest, rounded down."""
 
     num_similar: int
     rate: float
@@ -115,12 +110,10 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
 
     @torch.no_grad()
     def remember(self, attention: Attention, state: TokenState) -> Tensor | None:
-        """The scores, which need only attention, so that q, k and v need not live through the MLP.
-
-        Works on some images at a time, because the maps of all would be the peak of the model's memory.
-        """
+        """The scores, which need only attention, so that q, k and v need not live through the MLP."""
         if self.num_removed(state) == 0:
             return None
+        # Some images at a time, because the maps of all would be the peak of the model's memory.
         step, batch = attention.images_at_once(), attention.q.shape[0]  # len(q) would fix an exported batch size
         parts = [attention] if step >= batch else [attention.narrow(0, at, step) for at in range(0, batch, step)]
         return torch.cat([self.ranker(part, state, self.config, self.layer) for part in parts])
@@ -155,10 +148,7 @@ class Ranker(EarlyScorer):
 def importance(
     graph: Tensor, left: Tensor | None, iterations: int, boost: bool, variance_range: Sequence[float]
 ) -> Tensor:
-    """(B, N) importance of the tokens ``left`` (B, N), None for all, from the attention map (B, H, N, N).
-
-    With ``boost`` the first token starts sqrt(N) times higher than the others.
-    """
+    """(B, N) importance of the tokens ``left`` (B, N), None for all; with ``boost`` the first starts sqrt(N) higher."""
     everything = torch.ones_like(graph[:, 0, 0], dtype=torch.bool)
     start = (everything if left is None else left).to(graph.dtype)
     if boost:
@@ -174,12 +164,7 @@ def page_rank(graph: Tensor, start: Tensor, iterations: int, left: Tensor | None
     Args:
         graph: (B, H, N, N) attention map, rows sum to 1.
         start: (B, N) first scores, up to a factor; 0 for removed tokens.
-        iterations: at least 1.
         left: (B, N) bool, the remaining tokens: A is restricted to them and normalised again by rows.
-
-    Example:
-        >>> page_rank(torch.full((1, 1, 2, 2), 0.5), torch.tensor([[3.0, 1.0]]), 1)
-        tensor([[[1., 1.]]])
     """
     score = start * ((start > 0).sum(1, keepdim=True) / start.sum(1, keepdim=True))
     score = score[:, None, None, :].expand(-1, graph.shape[1], -1, -1)
@@ -202,18 +187,13 @@ def combine_heads(scores: Tensor, left: Tensor, variance_range: Sequence[float])
     centred = (scores - (scores * left[:, None]).sum(2, keepdim=True) / count[..., None]) * left[:, None]
     variance = centred.square().sum(2) / count
     good = (variance >= variance_range[0]) & (variance <= variance_range[1])
+    # Without a head in the range all of them count: an image must have a score.
     good = (good | ~good.any(1, keepdim=True)).to(scores.dtype)
     return ((scores.square() * good[..., None]).sum(1) / good.sum(1, keepdim=True)).sqrt()
 
 
 def similar_patches(importance: Tensor, keys: Tensor, count: int) -> Tensor:
-    """(B, count) patches of the less important half that have the best match in the other half.
-
-    Args:
-        importance: (B, P) of the patches.
-        keys: (B, P, d) to compare by cosine.
-        count: at most P // 2.
-    """
+    """(B, count) patches of the less important half (B, P) whose ``keys`` (B, P, d) match best in the other half."""
     order = importance.argsort(dim=1, stable=True)
     half = importance.shape[1] // 2
     low, high = order[:, :half], order[:, half:]

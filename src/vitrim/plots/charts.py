@@ -23,10 +23,7 @@ LONG = 26
 class Line(NamedTuple):
     """One line of a chart; missing numbers are None or nan.
 
-    Attributes:
-        low, high: ends of the band around it.
-        least, most: bounds, drawn dashed.
-        chance: the level of random choices, drawn dotted.
+    ``low`` and ``high`` end a band, ``least`` and ``most`` are bounds, ``chance`` is the level of random choices.
     """
 
     x: Sequence[float]
@@ -59,10 +56,9 @@ def heat(
     limits: tuple[float, float] | None = None,
     cmap: str = "viridis",
 ) -> Any:
-    """Draw a heat map and return its image, for a colour bar; the cells of a small one show their numbers.
+    """Draw a heat map of ``values`` (R, C), nan for missing, and return its image, for a colour bar.
 
     Args:
-        values: (R, C), nan for missing.
         rows, columns: names on the axes, empty for a map over an image.
         limits: limits of the colours; default: those of the values.
         cmap: viridis or cividis, whose lightness increases.
@@ -81,19 +77,15 @@ def heat(
         middle = (low + high) / 2
         for (row, column), value in np.ndenumerate(grid):
             if np.isfinite(value):
+                # Both colour maps end light, so black is legible above their middle.
                 ink = "black" if value > middle else "white"
                 axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=SMALL, color=ink)
     return image
 
 
 def square(names: Sequence[str], most: int) -> tuple[float, int]:
-    """The side in inches of a heat map of all pairs of ``names``, and how many fit in a row of the page, at most
-    ``most``.
-
-    Example:
-        >>> square(["a", "b", "c"], 4), square(["a"] * 9, 4)
-        ((1.5, 4), (3.6, 2))
-    """
+    """The side in inches of a heat map of all pairs of ``names``, and how many, up to ``most``, fit in a row."""
+    # Cells with numbers need room for four digits, others only for a colour.
     side = max(1.5, (0.4 if len(names) <= WRITTEN else 0.17) * len(names))
     return side, max(1, min(most, int(PAGE // (side + 0.6))))
 
@@ -145,9 +137,7 @@ def highlighted(methods: Sequence[str]) -> list[str]:
 def label_ends(axis: Any, ends: Sequence[tuple[str, float, float, str, bool]]) -> None:
     """Write the name of every line beside its left end, in one column without overlaps.
 
-    Args:
-        axis: axis with all its lines and limits.
-        ends: name, x and y of the end, colour, and True for a bold name.
+    ``ends``: name, x and y of the end, colour, and True for a bold name, when the axis has all its lines and limits.
     """
     from sklearn.isotonic import isotonic_regression
 
@@ -155,6 +145,7 @@ def label_ends(axis: Any, ends: Sequence[tuple[str, float, float, str, bool]]) -
     left, right = axis.get_xlim()
     gap = (high - low) * 0.15 / (axis.figure.get_figheight() * 0.82)  # height of a text line in units of the axis
     order = sorted(ends, key=lambda end: end[2])
+    # Ascending places less their rank must not fall: a regression that keeps the order, nearest in squares.
     steps = gap * np.arange(len(order))
     # the positions nearest to the ends that are at least a text line apart
     places = isotonic_regression(np.array([end[2] for end in order]) - steps, y_min=low, y_max=high - steps[-1]) + steps
@@ -177,13 +168,8 @@ def plot_accuracy_over_macs(
 ) -> None:
     """Write accuracy over MACs, one line per method with its name beside it, the dense model as a star.
 
-    Of more than six methods, five have their own colours and the others are grey.
-
-    Args:
-        points: (method, gmacs, accuracy in [0, 1]) per setting; lines join the settings of one method.
-        dense: gmacs and accuracy of the dense model.
-        path: file to write; its suffix decides the format.
-        dashed: methods with dashed lines.
+    Of more than six methods, five have their own colours and the others are grey. ``points`` are (method, gmacs,
+    accuracy in [0, 1]), ``dense`` gmacs and accuracy; lines join the settings of a method.
     """
     base, accuracy = dense
     methods = list(dict.fromkeys(method for method, _, _ in points))

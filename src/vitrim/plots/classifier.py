@@ -37,8 +37,7 @@ class MethodRow(NamedTuple):
         prediction: class and probability, as text.
         cost: tokens left and share of the MACs, as text.
         sources: (L, P), the token that holds each patch after each block, -1 for none.
-        scores: by block, the method's ranking of the patches (P,), nan for removed patches; empty for a method that
-            does not rank them.
+        scores: by block, the method's ranking of the patches (P,), nan for removed ones; empty if it does not rank.
     """
 
     name: str
@@ -51,6 +50,7 @@ class MethodRow(NamedTuple):
     def changed(self) -> list[int]:
         """The blocks that change the tokens."""
         depths = range(len(self.sources))
+        # Before the first block every patch is its own group.
         every = [np.arange(self.sources.shape[1]), *(groups_of(self.sources[: depth + 1]) for depth in depths)]
         members = []  # groups by their first patch, so that only membership counts
         for groups in every:
@@ -87,20 +87,12 @@ def check_shown(model: nn.Module) -> None:
 def rows_of(
     models: Sequence[Contestant], image: Tensor, class_names: Sequence[str] | None = None, *, seed: int = 0
 ) -> tuple[list[MethodRow], str]:
-    """Run the models on one image: a row for every method, and the dense model's prediction as text.
-
-    Args:
-        models: from `prepared`, the dense model first.
-        image: (C, H, W), preprocessed.
-        class_names: default: numbers.
-
-    Raises:
-        VitrimError: outputs that are not finite.
-    """
+    """Run the models on one ``image`` (C, H, W): a row for every method, and the dense model's prediction as text."""
     like = next(models[0].model.parameters())
     images = image[None].to(like.device, like.dtype)
     rows, dense = [], None
     for model in models:
+        # The same draws in both forwards: the picture shows what was counted.
         with torch.no_grad(), seeded_draws(like.device, seed):
             counted = model.run(images, count=True)
         dense = dense or counted
@@ -122,6 +114,7 @@ def rows_of(
 def _prediction(output: ModelOutput, class_names: Sequence[str] | None) -> tuple[str, int]:
     """The predicted class as text, and its number."""
     shares = output.prediction[0].double().softmax(-1)
+    # Names may be fewer than the classes of a head.
     chosen = int(shares.argmax())
     name = f"class {chosen}" if class_names is None or chosen >= len(class_names) else class_names[chosen]
     return f"{name} ({100 * shares[chosen].item():.0f} %)", chosen
@@ -147,14 +140,12 @@ def draw_show(
         grid: rows and columns of the patches.
         dense: the dense model's prediction, as text.
         blocks: the columns, from 0; default: at most eight blocks in which any method changes tokens.
-
-    Raises:
-        VitrimError: a block that does not exist, or a grid that the patches do not fill.
     """
     chosen = _columns(rows, blocks)
     kinds = [(row, kind) for row in rows for kind in ("kept", "score") if kind == "kept" or row.scores]
     ratio = image.shape[0] / image.shape[1]
     count = 1 + len(kinds)
+    # Small images are enlarged by a whole factor: -(-a // b) rounds up.
     scale = -(-LARGE // int(image.shape[1]))
     height = count * (PANEL * ratio + 0.1) + 2 * TITLES + (0.3 if title else 0)
     figure = sheet(LABEL + PANEL * max(len(chosen), 3), height)
@@ -197,6 +188,7 @@ def _columns(rows: Sequence[MethodRow], blocks: Sequence[int] | None) -> list[in
             raise VitrimError(f"block {wrong} is none of the model's, 0 to {layers - 1}")
         return list(blocks)
     changed = sorted({block for row in rows for block in row.changed()}) or [layers - 1]
+    # Spread evenly over the blocks that change tokens, the first and the last among them.
     places = np.linspace(0, len(changed) - 1, min(MOST_BLOCKS, len(changed))).round().astype(int)
     return [changed[place] for place in places]
 
@@ -215,5 +207,6 @@ def _label(axis: Any, name: str, prediction: str, note: str, colour: str) -> Non
     weight = "normal" if colour == DENSE_COLOUR else "bold"
     axis.text(0, 0.74, prediction, fontsize=TEXT, va="top", color=colour, fontweight=weight)
     axis.text(0, 0.56, note, fontsize=SMALL, va="top", linespacing=1.4)
+    # Long texts must not widen the column, or the pictures shrink.
     for text in axis.texts:
         text.set_in_layout(False)

@@ -1,7 +1,6 @@
 """Pictures of dense predictions: masks and boxes over the image, beside the tokens that were kept.
 
-`draw_mask`, `draw_boxes` and `patches.draw_kept` are pure functions of an image (H, W, 3) in [0, 1]. `compare` puts
-their results into one figure; `draw_comparison` makes it from models.
+`draw_mask`, `draw_boxes` and `patches.draw_kept` are pure functions of an image in [0, 1]; `compare` joins results.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ COLOURS = (
     *((187, 85, 170), (204, 51, 102), (187, 119, 255), (204, 238, 17), (153, 0, 0), (119, 187, 136)),
     *((102, 34, 153), (136, 85, 51), (102, 17, 204), (51, 119, 102), (68, 204, 51), (255, 170, 204)),
 )
-"""Chosen one by one, each as far as possible from its predecessors in CIELAB, at the least distance among normal,
-protanopic, deuteranopic and tritanopic vision. The first 11 are at least 24 apart, all are at least 14."""
+"""Chosen one by one, each as far as possible from its predecessors in CIELAB for normal, protanopic, deuteranopic and
+tritanopic vision. The first 11 are at least 24 apart, all are at least 14.
+"""
 LegendEntry = tuple[str, tuple[float, float, float]]
 """A class in the legend: its name and colour."""
 LEVELS = (1.0, 0.6, 1.4)
@@ -53,13 +53,9 @@ LETTERS, LINES = 40, 240
 
 
 class Column(NamedTuple):
-    """One model of a figure: its prediction and its tokens.
+    """One model of a figure: pictures (H, W, 3) of its prediction and its tokens, which a dense model has not.
 
-    Attributes:
-        prediction: (H, W, 3), from `draw_mask` or `draw_boxes`.
-        kept: (H, W, 3), from `draw_kept`; None for a dense model.
-        note: second line of the title.
-        kept_note: title above ``kept``.
+    ``note`` is the second line of the title, ``kept_note`` the title above ``kept``.
     """
 
     title: str
@@ -70,14 +66,7 @@ class Column(NamedTuple):
 
 
 def palette(num_classes: int) -> Image:
-    """The colours of classes 0 to K - 1, (K, 3) in [0, 1]; fixed for each class.
-
-    After 24 classes the colours repeat darker, then lighter; they recur after 72 classes.
-
-    Example:
-        >>> (255 * palette(2)).round().tolist()
-        [[86.0, 180.0, 233.0], [255.0, 136.0, 17.0]]
-    """
+    """The colours of classes 0 to K - 1, (K, 3) in [0, 1]: after 24 darker, then lighter; they recur after 72."""
     base = np.array(COLOURS) / 255
     cycles = [base * level if level <= 1 else 1 - (1 - base) * (2 - level) for level in LEVELS]
     every = np.concatenate(cycles).astype(np.float32)
@@ -85,23 +74,12 @@ def palette(num_classes: int) -> Image:
 
 
 def draw_mask(image: NDArray[Any], classes: NDArray[Any], colours: NDArray[Any]) -> Image:
-    """Overlay the image with the colours of its pixels' classes.
+    """Overlay the image with the colours of its pixels' classes: (H, W, 3) float32 in [0, 1].
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
         classes: (H, W) integers in [0, K), or `IGNORED` for pixels without an overlay.
-        colours: (K, 3), see `palette`.
-
-    Returns:
-        (H, W, 3) float32 in [0, 1].
-
-    Raises:
-        VitrimError: image and classes differ in size, or a class has no colour.
-
-    Example:
-        >>> drawn = draw_mask(np.zeros((1, 2)), np.array([[1, 255]]), palette(2))
-        >>> (255 * drawn / OPACITY).round().tolist()
-        [[[255.0, 136.0, 17.0], [0.0, 0.0, 0.0]]]
+        colours: (K, 3), see `palette`; `VitrimError` if a class has none.
     """
     drawn = in_colour(image)
     if drawn.shape[:2] != classes.shape:
@@ -128,15 +106,6 @@ def draw_boxes(image: NDArray[Any], objects: Mapping[str, Tensor], *, scale: int
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1].
-
-    Raises:
-        VitrimError: masks of another size than the image.
-
-    Example:
-        >>> objects = {"boxes": torch.tensor([[2.0, 2, 8, 6]]), "labels": torch.tensor([0])}
-        >>> drawn = draw_boxes(np.zeros((10, 10)), objects)
-        >>> (255 * drawn[2, 4]).round().tolist(), drawn[0, 0].tolist()
-        ([86.0, 180.0, 233.0], [0.0, 0.0, 0.0])
     """
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
@@ -145,6 +114,7 @@ def draw_boxes(image: NDArray[Any], objects: Mapping[str, Tensor], *, scale: int
     if not labels:
         return large
     every = (palette(max(labels) + 1) * 255).round().astype(int)
+    # Torchvision draws on bytes, channels first.
     pixels = torch.from_numpy((large * 255).round().astype(np.uint8)).permute(2, 0, 1)
     colours: list[Any] = [tuple(every[label].tolist()) for label in labels]
     if "masks" in shown:
@@ -166,18 +136,14 @@ def _font(size: int, grounds: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
     """The arguments of torchvision for texts on these colours: black or white, whichever contrasts more."""
     from matplotlib import font_manager  # matplotlib ships the font
 
+    # Luminance as the eye weighs the primaries (Rec. 601).
     light = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in grounds]
     ink = [(0, 0, 0) if value > 127 else (255, 255, 255) for value in light]
     return {"font": str(font_manager.findfont("DejaVu Sans")), "font_size": size, "label_colors": ink}
 
 
 def above(objects: Mapping[str, Tensor], least: float) -> dict[str, Tensor]:
-    """The objects with at least this score, on the CPU; all objects if there are no scores.
-
-    Example:
-        >>> above({"labels": torch.tensor([0, 1]), "scores": torch.tensor([0.4, 0.6])}, 0.5)["labels"].tolist()
-        [1]
-    """
+    """The objects with at least this score, on the CPU; all objects if there are no scores."""
     names = [name for name in ("boxes", "labels", "scores", "masks") if name in objects]
     found = {name: objects[name].detach().cpu() for name in names}
     return {name: value[found["scores"] >= least] for name, value in found.items()} if "scores" in found else found
@@ -191,17 +157,7 @@ def legend(
     colours: NDArray[Any],
     class_names: Sequence[str] | None = None,
 ) -> list[LegendEntry]:
-    """The names and colours of the classes that occur, in order of class.
-
-    Args:
-        labels: class maps, or lists of labels, of any shapes.
-        colours: (K, 3).
-        class_names: default: the numbers.
-
-    Example:
-        >>> [name for name, _ in legend([np.array([[2, 0], [2, 255]])], palette(3), ["sky", "tree", "road"])]
-        ['sky', 'road']
-    """
+    """The names and colours of the classes that occur in ``labels`` of any shapes, in order of class."""
     found = sorted({int(label) for each in labels for label in np.unique(np.asarray(each))} - {IGNORED})
     names = [str(label) if class_names is None else class_names[label] for label in found]
     shades = np.asarray(colours, dtype=np.float64).tolist()
@@ -225,13 +181,9 @@ def compare(
         columns: at least one, usually with the dense model first.
         truth: (H, W, 3), drawn like the predictions; None if unknown.
         classes: entries of the legend (`legend`).
-        title: title of the figure.
 
     Returns:
         A matplotlib figure that fits on a slide: ``compare(...).savefig("picture.png")``.
-
-    Raises:
-        VitrimError: there is no column.
     """
     from matplotlib.patches import Patch
 
@@ -244,7 +196,9 @@ def compare(
     rows = 2 if any(below is not None for _, below in cells) else 1
     height, width = in_colour(image).shape[:2]
     around = 0.35 * rows + 0.25 + (0.35 if title else 0) + (0.5 if rows == 1 else 0)  # titles and legend
+    # As wide as the slide allows, unless the rows of panels and titles would then be too high for it.
     panel = min(SLIDE[0] / len(cells), (SLIDE[1] - around) / rows * width / height)
+    # Panels keep the shape of the image, so the height follows from their width.
     size = (panel * len(cells), rows * panel * height / width + around)
     figure = sheet(*size)
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.07, wspace=0.01, hspace=0.02)
@@ -275,14 +229,7 @@ SMALL = 400
 
 
 class Scene(NamedTuple):
-    """One image with its target.
-
-    Attributes:
-        image: (H, W, 3) float32 in [0, 1], as stored.
-        pixels: (C, h, w), transformed.
-        target: the transformed target.
-        stored: the target in pixels of ``image``.
-    """
+    """One image (H, W, 3) in [0, 1] with its target, as ``stored``, and both transformed, ``pixels`` (C, h, w)."""
 
     image: NDArray[np.float32]
     pixels: Tensor
@@ -291,12 +238,7 @@ class Scene(NamedTuple):
 
 
 def scene(image: PillowImage, target: Any, transform: Callable[[Any, Any], tuple[Tensor, Any]]) -> Scene:
-    """Transform an image and its target for evaluation.
-
-    Args:
-        target: a mask (H, W), or objects.
-        transform: `Task.eval_transform`.
-    """
+    """Transform an image and its target, a mask (H, W) or objects, by `Task.eval_transform`."""
     picture = in_colour(np.asarray(image.convert("RGB")) / 255)
     pixels, changed = transform(image, target)
     return Scene(picture, pixels, changed, target)
@@ -333,9 +275,6 @@ def draw_comparison(
         class_names: names in the legend; default: numbers.
         seed: seed of methods that draw at random; the global generators do not change.
         notes: receives the note below every prediction, by model name.
-
-    Raises:
-        VitrimError: see `check_drawable`; or outputs that are not finite.
     """
     check_drawable(task)
     like = next(models[0].model.parameters())
@@ -403,6 +342,8 @@ class _BoxDrawing:
         sources = sources_of(model.reduction.states[1:])
         reduced = model.reduction.model
         patch = ask(reduced).layout(reduced).patch_size
+        # Whole patches, the last of which may be padding: rounded up.
+        # The input may be padded: its size, not the image's, gives the grid.
         rows, columns = (-(-length // side) for length, side in zip(size, patch, strict=True))
         # the image's height and width in the model's input, to convert the grid to pixels of the stored image
         if isinstance(self.task, Segmentation):
@@ -411,6 +352,7 @@ class _BoxDrawing:
             inside = resized_to(self.size, protocol.side, protocol.scales[0] * (protocol.size or now))
         else:
             inside = tuple(self.shown.target["size"].tolist())
+        # The grid covers `inside` and padding: in pixels of the stored image, as much more as the grid is longer.
         covered = (rows * patch[0] * self.size[0] / inside[0], columns * patch[1] * self.size[1] / inside[1])
         groups = groups_of(sources)
         count, pruned = len(np.unique(groups[groups >= 0])), int((groups < 0).sum())

@@ -33,11 +33,8 @@ LARGE = 336
 
 
 class ImageTokensRow(NamedTuple):
-    """One method and one image.
-
-    Attributes:
-        sources: (P,), for every patch the patch of the token that holds it, -1 for none.
-        made: (P,), patches whose token the selector merged from several.
+    """One method and one image: the patch of the token that holds each of P patches, -1 for none, in ``sources`` (P,),
+    and those whose token the selector ``made`` (P,) from several.
     """
 
     name: str
@@ -54,19 +51,14 @@ def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Mo
 
 @torch.no_grad()
 def image_token_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor) -> list[ImageTokensRow]:
-    """The tokens of one image that every model passes to its language model.
-
-    Args:
-        prefill: the dense model.
-        models: from `copies`.
-        image: (C, H, W), preprocessed.
-    """
+    """The tokens of one ``image`` (C, H, W) that every model from `copies` passes to its language model."""
     like = next(prefill.parameters())
     rows = []
     for name, model in models.items():
         assert isinstance(model, Prefill)
         model(image[None, None].to(like.device, like.dtype))
         reduction = handle_of(reduced_parts(model.model)[0][1])
+        # One image, so one entry each.
         (held,), (own,) = model.family.held(model.model), reduction.image_places
         front = len(held) - isqrt(len(held)) ** 2  # class tokens that are passed on precede the square grid
         sources = torch.where(held >= 0, held - front, -1)[front:].numpy()
@@ -76,11 +68,7 @@ def image_token_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: T
 
 
 def draw_image_tokens(image: NDArray[Any], rows: Sequence[ImageTokensRow], *, title: str = "") -> Any:
-    """A figure of the image and, for every method, the tokens that the language model receives.
-
-    Args:
-        image: (H, W, 3) or (H, W), values in [0, 1].
-        rows: from `image_token_rows`.
+    """A figure of the ``image`` in [0, 1] and, for every method, the tokens that the language model receives.
 
     Example:
         >>> row = ImageTokensRow("divprune", "1 of 4 image tokens", np.array([0, -1, -1, -1]), np.zeros(4, bool))

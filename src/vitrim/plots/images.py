@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pictured:
-    """The images to draw.
+    """The images to draw: a dataset, or a list of Pillow images and tensors, of which ``limit`` are spread evenly.
 
-    Attributes:
-        dataset: a dataset, or a list of Pillow images and tensors.
-        limit: number of images, spread evenly; None for all.
-        loose: image files, whose labels are dummies.
+    ``loose``: image files, whose labels are dummies.
     """
 
     dataset: Any
@@ -46,12 +43,7 @@ class Pictured:
         return getattr(self.dataset, "class_names", None)
 
     def each(self, make: Callable[[], Transform], shape: Sequence[int]) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield the file name, the title and the input of the model of every image.
-
-        Args:
-            make: makes the transform.
-            shape: of the input, (C, H, W).
-        """
+        """Yield file name, title and model input (C, H, W) of every image; ``make`` gives the transform."""
         from vitrim.measure.decisions import file_name  # imports torchmetrics
 
         dataset, places = self.dataset, [int(place) for place in spread(len(self.dataset), self.limit)]
@@ -70,7 +62,9 @@ class Pictured:
                 yield f"image_{place}", f"image {place}{label}", image
                 continue
             path = dataset.images[place]
+            # The name becomes a file of the pictures' folder.
             stem = file_name(path.stem)
+            # Two folders may have files of one name: further ones get a number.
             stems = chain([stem], (f"{stem}_{number}" for number in count(2)))
             name = next(one for one in stems if one not in taken)
             taken.add(name)
@@ -119,15 +113,7 @@ def _input(image: Tensor | PillowImage, make: Callable[[], Transform], taken: Se
 
 
 def pixels_of(model: nn.Module, image: Tensor) -> Image:
-    """The picture (H, W, 3) in [0, 1] of a preprocessed image (C, H, W).
-
-    Undoes the model's normalisation or, if that is unknown, scales the image to its own range.
-
-    Example:
-        >>> import timm
-        >>> pixels_of(timm.create_model("test_vit"), torch.zeros(3, 8, 8))[0, 0].tolist()
-        [0.5, 0.5, 0.5]
-    """
+    """The picture (H, W, 3) in [0, 1] of a preprocessed image (C, H, W), by the model's normalisation or its range."""
     how = ask(model).preprocessing(model)
     if how.mean and how.std and len(how.mean) == len(how.std):
         return unnormalised(image, how.mean, how.std)
@@ -138,7 +124,9 @@ def pixels_of(model: nn.Module, image: Tensor) -> Image:
 def unnormalised(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image:
     """The picture (H, W, 3) in [0, 1] of an image (C, H, W) that was normalised by these means and deviations."""
     pixels = image.detach().float().cpu()
+    # (C, 1, 1), as the image is channels first.
     means, deviations = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, std))
+    # A grey image was normalised by the mean over the channels.
     if len(pixels) == 1:
         means, deviations = means.mean(0, keepdim=True), deviations.mean(0, keepdim=True)
     return in_colour((pixels * deviations + means).clamp(0, 1).permute(1, 2, 0).numpy())

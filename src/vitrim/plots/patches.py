@@ -26,35 +26,20 @@ FADED = 0.35
 
 
 def sources_of(states: Iterable[TokenState], row: int = 0) -> NDArray[np.int64]:
-    """The token that holds each patch of one image after each block, (L, P), for `draw_kept`.
+    """The token that holds each patch of image ``row`` after each block, (L, P), for `draw_kept`, from recorded states.
 
     With a `vitrim.measure.decisions.Decisions`, use ``source[row][:, header["num_prefix"]:]``.
-
-    Args:
-        states: `Reduction.states` of a reduction with ``record=True``.
-        row: index of the image in the batch.
-
-    Example:
-        >>> import torch
-        >>> sources_of([TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)]).tolist()
-        [[1, 2, 3, 4]]
     """
+    # While nothing was reduced, one row of indices serves the whole batch.
     each = [state.source.expand(max(len(state.source), row + 1), -1)[row, state.num_prefix :] for state in states]
     return np.stack([source.cpu().numpy() for source in each])
 
 
 def groups_of(sources: NDArray[Any]) -> NDArray[Any]:
-    """The token that finally holds each patch, (P,); -1 if the patch was pruned at any time.
+    """The token that finally holds each patch, (P,), of ``sources`` (L, P) or (P,); -1 if it was pruned at any time.
 
     A patch that was restored later (`restore`, Cropr's fusion) counts as pruned, unless the last block both pruned and
     restored it: no state is recorded in between.
-
-    Args:
-        sources: (L, P) or (P,): the token that holds each patch after each block, -1 for none.
-
-    Example:
-        >>> groups_of(np.array([[0, 1, 1, -1], [0, 1, 1, 2]])).tolist()  # the last patch was restored
-        [0, 1, 1, -1]
     """
     every = np.atleast_2d(sources)
     return np.where((every < 0).any(axis=0), -1, every[-1])
@@ -75,17 +60,14 @@ def draw_kept(
         image: (H, W, 3) or (H, W), values in [0, 1].
         sources: (L, P) or (P,), see `groups_of`, patches in raster order.
         grid: rows and columns of the patches; rows * columns = P.
-        covered: height and width of the grid in pixels of the image, if it was padded at the right and bottom;
-            default: the image's size.
+        covered: height and width of the grid in pixels of the image, if it was padded at the right and bottom; default:
+            the image's size.
         scale: enlarge the image by this integer factor first, so that outlines are thin beside small patches.
         made: (P,), patches to outline because their tokens were merged from several.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1]: single kept patches unchanged; pruned patches hatched; groups of
-        two or more in their mean colour, outlined in orange.
-
-    Raises:
-        VitrimError: the grid does not have P patches, or does not cover the image.
+            two or more in their mean colour, outlined in orange.
     """
     groups = groups_of(sources)
     rows, columns = grid
@@ -97,6 +79,7 @@ def draw_kept(
     if tall < height or wide < width:
         raise VitrimError(f"a grid over {tall:g} x {wide:g} pixels does not cover an image of {height} x {width}")
     drawn = enlarged(colour, scale)
+    # The patch under the middle of each pixel: a pixel on an edge belongs to one patch.
     row = ((np.arange(height * scale) + 0.5) * rows / (tall * scale)).astype(np.int64)
     column = ((np.arange(width * scale) + 0.5) * columns / (wide * scale)).astype(np.int64)
     token = groups.reshape(rows, columns)[row[:, None], column[None, :]]
@@ -113,6 +96,7 @@ def draw_kept(
 
 def hatch(height: int, width: int) -> Image:
     """A grey picture (height, width, 3) with slanted lines, for removed patches."""
+    # At most one line in four pixels, also in small pictures.
     period = max(4, round(min(height, width) / HATCHES))
     lines = np.add.outer(np.arange(height), np.arange(width)) % period < max(1, round(period / 5))
     return np.where(lines[..., None], np.asarray(HATCH_LINE, np.float32), np.asarray(HATCH_GROUND, np.float32))
@@ -122,17 +106,13 @@ def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Imag
     """The mean colour of its token's pixels, for every ``chosen`` pixel."""
     _, places = np.unique(token[chosen], return_inverse=True)
     counts = np.bincount(places)
+    # Sums by token in one pass: a mean for each of hundreds of groups would take as many.
     means = [np.bincount(places, image[chosen][:, channel]) / np.maximum(counts, 1) for channel in range(3)]
     return np.stack(means, axis=-1).astype(np.float32)[places]
 
 
 def in_colour(image: NDArray[Any]) -> Image:
-    """A float32 copy of an image (H, W, 3), (H, W, 1) or (H, W) with three channels.
-
-    Example:
-        >>> in_colour(np.zeros((2, 3))).shape
-        (2, 3, 3)
-    """
+    """A float32 copy of an image (H, W, 3), (H, W, 1) or (H, W) with three channels."""
     given = image[..., None] if image.ndim == 2 else image
     if given.ndim != 3 or given.shape[-1] not in (1, 3):
         raise VitrimError(f"an image is (H, W, 3) or (H, W), not {image.shape}")
@@ -146,6 +126,7 @@ def enlarged(image: Image, scale: int) -> Image:
 
 def _border(groups: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mask (H, W) of the pixels of ``tokens`` at the edge of the picture or of another token."""
+    # Beyond the picture is another token, so its edge is a border, too.
     padded = np.pad(groups, 1, constant_values=-2)
     neighbours = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
     return np.asarray(np.isin(groups, tokens) & np.any([groups != other for other in neighbours], axis=0))
@@ -160,13 +141,7 @@ def plot_merged(
     captions: Sequence[str] = (),
     title: str = "",
 ) -> None:
-    """Write a figure with one row per reduction and one column per image, with the images on top.
-
-    Args:
-        images: (B, H, W, 3) or (B, H, W), values in [0, 1].
-        reductions: label and final state of each reduction of these images.
-        grid: rows and columns of patches.
-    """
+    """Write a figure with a row per label and final state in ``reductions``, a column per image, images on top."""
     scale, titles = max(1, 224 // images.shape[1]), captions or [""] * len(images)
     rows: list[tuple[str, list[tuple[str, Image]]]] = [
         ("image", [(title, in_colour(image)) for title, image in zip(titles, images, strict=True)])
@@ -187,6 +162,7 @@ def grid_of(patches: int, image: NDArray[Any]) -> tuple[int, int]:
         >>> grid_of(8, np.zeros((32, 64, 3)))
         (2, 4)
     """
+    # Rows of square patches, rounded; then the next fewer that divide the patches.
     rows = round((patches * image.shape[0] / image.shape[1]) ** 0.5)
     while patches % rows:
         rows -= 1
@@ -205,9 +181,7 @@ def overlay(
     """Overlay the image with coloured values of its patches; it is pale where a value is nan.
 
     Args:
-        image: (H, W, 3) or (H, W), values in [0, 1].
         values: (P,), patches in raster order.
-        grid: rows and columns of the patches.
         limits: limits of the colours; default: those of the values.
         cmap: viridis or cividis.
         scale: enlarge the image by this integer factor first.
@@ -221,6 +195,7 @@ def overlay(
     """
     from matplotlib import colormaps
 
+    # Drawn as if every patch were kept: this enlarges, and checks image and grid.
     grey = draw_kept(image, np.arange(values.size), grid, scale=scale).mean(-1, keepdims=True)
     drawn = np.repeat(FADED * grey + (1 - FADED), 3, -1).astype(np.float32)
     if not np.isfinite(values).any():

@@ -43,11 +43,7 @@ FEW = 8
 
 @dataclass
 class Shown(Report):
-    """The findings of `show`: a row of predictions and a figure for every image.
-
-    Attributes:
-        figures: matplotlib figures in the order of the images; only the first 8 if files are written.
-    """
+    """The findings of `show`: a row and a matplotlib figure (the first 8, if files are written) for every image."""
 
     figures: list[Any] = field(default_factory=list)
 
@@ -83,8 +79,8 @@ def show(
 
     Each row gives prediction and cost beside those of the dense model; methods that rank patches also show their scores
     as heat maps. For segmentation and detection, on data with masks or boxes, predictions are drawn beside the kept
-    tokens and the truth. For a vision-language model, the figure shows the patches that the language model receives.
-    The command is ``vitrim show``.
+    tokens and the truth; for a vision-language model, the patches that the language model receives. The command is
+    ``vitrim show``.
 
     Args:
         model: a supported classifier that is not reduced, its name, or a `vitrim.PlacedModel`. A module is not changed.
@@ -95,8 +91,7 @@ def show(
         blocks: the columns, from 0; default: at most eight blocks in which any method changes tokens.
         class_names: default: those of the model, of the data, or of ImageNet if the number fits; else numbers.
         select: selector of a vision-language model's image tokens, applied after every method, or alone without one.
-        out: folder for the pictures, one per image, or a `vitrim.Pictures`, which also sets the format (png, svg);
-            default: no files.
+        out: folder for the pictures, one per image, or a `vitrim.Pictures`, which also sets the format (png, svg).
         seed: seed of random weights and of methods that draw at random. The global generators do not change.
         on_progress: called after every image with its row of the report.
 
@@ -105,9 +100,7 @@ def show(
         of adaptive methods on the images (`vitrim.freeze`).
 
     Raises:
-        VitrimError: no images, or unreadable images; no method, a duplicate, or a method that does not fit; a model
-            that cannot be created or has no supported task; a block that does not exist; an output that cannot be
-            written.
+        VitrimError: images, methods, a model or blocks that cannot be shown, or an output that cannot be written.
         MissingPackageError: matplotlib is not installed.
 
     Example:
@@ -130,6 +123,7 @@ def show(
     with seeded_draws(torch.device("cpu"), seed):
         loaded = spec.load("cpu")
     pictures = _Drawn(loaded, device, folder, results.formats, seed, on_progress)
+    # A list is short by itself; a dataset may have millions.
     data = replace(data, limit=FEW) if source and data.limit is None else data
     host = as_measured(loaded.model, Prompt(select=select))
     if isinstance(host, Prefill):

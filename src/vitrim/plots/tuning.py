@@ -23,9 +23,8 @@ def plot_front(
 ) -> None:
     """Write damage over cost, the dense model as a star.
 
-    Args:
-        points: (kind, share of the dense model's cost, damage); lines join each kind, "constant" and "searched".
-        front: (share, damage) of the points on the Pareto front, drawn as steps.
+    ``points`` are (kind, share of the dense model's cost, damage); lines join each kind, "constant" and "searched".
+    ``front`` has (share, damage) of the points on the Pareto front, drawn as steps.
     """
     figure = sheet(6.4, 4.2)
     axis = figure.subplots()
@@ -35,6 +34,7 @@ def plot_front(
             x, y = zip(*own, strict=True)
             size = 12 if marker == "*" else 6
             axis.plot(x, y, marker=marker, markersize=size, linewidth=1.0, color=color, label=kind, zorder=3)
+    # The front ends at the dense model, which costs all and loses nothing.
     steps = [*sorted((100 * share, value) for share, value in front), (100.0, 0.0)]
     axis.step(
         *zip(*steps, strict=True), where="post", color="black", linewidth=0.8, linestyle=":", label="front", zorder=2
@@ -49,12 +49,7 @@ def plot_front(
 
 
 def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: str | Path, *, title: str = "") -> None:
-    """Write the tokens after each block, one line per schedule, the dense model dotted.
-
-    Args:
-        schedules: (L,) tokens after each block, by name: the constant setting and the searched setting.
-        initial: tokens at the input of the first block.
-    """
+    """Write the tokens after each block, (L,) by name in ``schedules``, one line each, the dense model dotted."""
     figure = sheet(6.4, 3.6)
     axis = figure.subplots()
     blocks = len(next(iter(schedules.values())))
@@ -80,11 +75,9 @@ def plot_heat(
     *,
     label: str = "",
 ) -> None:
-    """Write a table of numbers as a heat map; a small one shows its numbers.
+    """Write a table of numbers (R, C), nan for missing, as a heat map; a small one shows its numbers.
 
-    Args:
-        values: (R, C), nan for missing.
-        rows, columns: name of an option and its values, R and C of them.
+    ``rows`` and ``columns`` are the name of an option and its values.
     """
     table = np.array(values, dtype=np.float64)
     size = (max(3.6, 1.6 + 0.62 * table.shape[1]), max(2.4, 1.2 + 0.42 * table.shape[0]))

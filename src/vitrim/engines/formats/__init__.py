@@ -1,7 +1,4 @@
-"""The formats of exported models. A format writes a torch.export program, and opens the file in its engine.
-
-A new format is a file in this folder, and an entry of `_FORMATS`; the base class is in `base`.
-"""
+"""The formats of exported models: a format writes a torch.export program, and opens the file in its engine."""
 
 from __future__ import annotations
 
@@ -24,30 +21,17 @@ def register_format(kind: type[Format]) -> type[Format]:
 
 
 def formats() -> dict[str, type[Format]]:
-    """All formats by name: those in this folder, and registered ones.
-
-    Example:
-        >>> sorted(formats())
-        ['aoti', 'onnx', 'openvino', 'pt2']
-    """
+    """All formats by name: those in this folder, and registered ones."""
     return dict(_FORMATS)
 
 
 def engines() -> dict[str, type[Format]]:
-    """The formats whose engines can run here, by name of the engine.
-
-    Example:
-        >>> "torch.export" in engines()
-        True
-    """
+    """The formats whose engines can run here, by name of the engine."""
     return {kind.engine: kind for kind in formats().values() if kind.missing() is None}
 
 
 def format_named(name: str | None, path: Path) -> type[Format]:
-    """The format ``name`` or, for None, that of the suffix of ``path``.
-
-    Raises:
-        VitrimError: an unknown format or suffix, or a suffix of another format.
+    """The format ``name`` or, for None, that of the suffix of ``path``; `VitrimError` if they are unknown or differ.
 
     Example:
         >>> format_named(None, Path("m.onnx")).engine, format_named(None, Path("m.pt2")).engine

@@ -39,13 +39,7 @@ DECISIONS = "reducer"
 
 @dataclass(frozen=True)
 class Graph:
-    """A program to write.
-
-    Attributes:
-        program: torch.export program, with the input ``image``.
-        metadata: JSON to store in the file.
-        opset: ONNX operator set, for formats that are or pass through ONNX.
-    """
+    """A program to write, with the input ``image``; ``metadata`` is JSON to store in the file."""
 
     program: ExportedProgram
     output: str
@@ -59,8 +53,6 @@ class Format:
 
     Class attributes:
         name: name for ``--to``.
-        engine: name of the engine.
-        suffix: suffix of the file.
         needs: import names of required packages; ``extra`` is the extra of vitrim that installs them.
         casts: precisions that are dtypes of the weights.
         makes: precisions derived from a written fp32 file, see `in_precision`.
@@ -118,14 +110,7 @@ class Format:
         """Write the fp32 file ``path`` again, to ``made``, in one of `makes`; return the number of operations in its
         graph.
 
-        Args:
-            path: a file from `write`.
-            metadata: replaces the metadata in the file.
-            images: batches as the file takes them, to calibrate int8 on.
-            made: in a folder of its own.
-
-        Raises:
-            MissingPackageError: the package for quantisation is not installed.
+        ``metadata`` replaces that in the file; ``images`` are batches as the file takes them, to calibrate int8 on.
         """
         raise NotImplementedError
 
@@ -154,18 +139,8 @@ def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str
 
     All products with weights are quantised, including those that decisions read: of 22 settings on ViT-Ti and DeiT-T
     and 1,000 photographs, all lose at most 2.0 points of top-1, except `mctf:r=16` with 3.5 ± 0.8 on DeiT-T
-    (docs/results/engines.md), and weights are as small as for dense models. Attention, normalisation and the decisions
-    themselves (similarities, ranks, sizes) are not quantised. Activations are first smoothed (SmoothQuant), which
-    transformers need, and weights use 7 bits, so that a file gives the same results on every processor: with 8 bits,
-    sums saturate without VNNI.
-
-    Args:
-        model: from an fp32 file.
-        images: batches as the file takes them.
-        kept: names of operations to leave out: all but products with weights, and those that decide.
-
-    Raises:
-        MissingPackageError: nncf is not installed.
+    (docs/results/engines.md). ``kept`` names the operations to leave out: attention, normalisation and the decisions
+    themselves (similarities, ranks, sizes). ``images`` are batches as the file takes them.
     """
     check_quantiser()
     given = [{name: batch} for batch in images]
@@ -174,6 +149,8 @@ def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str
     with quiet("nncf", "torch.utils.cpp_extension"), redirect_stdout(io.StringIO()), unreported():
         import nncf
 
+        # Activations are first smoothed (SmoothQuant), which transformers need. Weights use 7 bits, so that a file
+        # gives the same results on every processor: with 8 bits, sums saturate without VNNI.
         return nncf.quantize(
             model,
             nncf.Dataset(given),
@@ -199,11 +176,9 @@ def quiet(*names: str) -> Iterator[None]:
 
 @contextmanager
 def unreported() -> Iterator[None]:
-    """Keep nncf and OpenVINO from reporting their use to their makers, by environment variables.
-
-    nncf reads them on import, OpenVINO also when a conversion begins. A conversion sends some thirty messages, and
-    OpenVINO forks this process for each (2026.4), which takes seconds.
-    """
+    """Keep nncf and OpenVINO from reporting their use to their makers, by environment variables."""
+    # nncf reads them on import, OpenVINO also when a conversion begins. A conversion sends some thirty messages, and
+    # OpenVINO forks this process for each (2026.4), which takes seconds.
     variables = {"NNCF_CI": "1", "CI": "true"}
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)

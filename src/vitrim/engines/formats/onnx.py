@@ -44,6 +44,7 @@ class ONNX(Format):
 
         model = onnx.load(str(path))
         weights = {weight.name for weight in model.graph.initializer}
+        # Only products with a weight among their inputs are quantised, and not those that decide.
         kept = [
             node.name
             for node in model.graph.node
@@ -79,6 +80,7 @@ class ONNX(Format):
             model = onnx.load(str(path), load_external_data=False)
         except DecodeError as error:  # a direct subclass of Exception
             raise VitrimError(f"cannot read {path} as onnx: {first_line(error)}") from error
+        # A stranger's file could name any file of this machine as its weights.
         for place in _places(model):
             if not place or place != Path(place).name:
                 raise VitrimError(f"{path} takes weights from '{place}': they must lie beside the file")
@@ -98,9 +100,7 @@ def _places(message: Any) -> Iterator[str]:
 
 
 def to_onnx(graph: Graph) -> Any:
-    """The program as torch's ``ONNXProgram`` with input ``image`` and named output; a dynamic batch is named ``batch``.
-    `VitrimError` if an operator of the model has no translation.
-    """
+    """The program as torch's ``ONNXProgram``, or `VitrimError`; input ``image``, named output, a dynamic ``batch``."""
     from torch.onnx import OnnxExporterError
 
     from vitrim.engines.formats.operators import translations
@@ -119,6 +119,7 @@ def to_onnx(graph: Graph) -> Any:
                 custom_translation_table=translations(graph),
             )
         except OnnxExporterError as error:
+            # The last cause names the operator; the errors around it only repeat where it was met.
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
@@ -138,6 +139,7 @@ def to_onnx(graph: Graph) -> Any:
 
 def _sort_first(topk: Any) -> None:
     """Sort only as many entries as the graph reads, where slices read the first ones."""
+    # Every use must read the same first entries, or a shorter sort would leave something out.
     uses = [use.node for output in topk.outputs for use in output.uses()]
     if not uses or any(node.op_type != "Slice" or len(node.inputs) < 5 for node in uses):
         return

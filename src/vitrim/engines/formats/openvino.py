@@ -26,10 +26,9 @@ SECTION = "vitrim"
 class OpenVINO(Format):
     """``openvino.convert_model`` of the ONNX file.
 
-    OpenVINO converts weights to the precision of the computation when it opens a file: fp32 and bf16 files both have
-    fp32 weights, and the metadata name the precision. In bf16 it also decides about tokens in bf16, which no attribute
-    of an operation prevents (2026.4), so some pairs differ. In int8 it computes products with weights, and the rest in
-    the faster of fp32 and bf16 (`beside_int8`).
+    Files in fp32 and bf16 both have fp32 weights, which OpenVINO converts when it opens one; the metadata name the
+    precision. In bf16 it also decides about tokens in bf16 (2026.4), so some pairs differ. In int8 it computes products
+    with weights, and the rest in the faster of fp32 and bf16 (`beside_int8`).
     """
 
     name = "openvino"
@@ -99,12 +98,10 @@ class OpenVINO(Format):
 
 @cache
 def core() -> Any:
-    """The single OpenVINO core of this process.
-
-    A core's CPU plugin sets a signal stack for the thread, remembers the previous one, and unmaps its own when it is
-    destroyed (2026.4). If the lifetimes of two cores overlap, the thread is left with an unmapped stack, and the next
-    signal, such as that of a child process that ends, is a segmentation fault.
-    """
+    """The single OpenVINO core of this process."""
+    # A core's CPU plugin sets a signal stack for the thread, remembers the previous one, and unmaps its own when it is
+    # destroyed (2026.4). If the lifetimes of two cores overlap, the thread is left with an unmapped stack, and the next
+    # signal, such as that of a child process that ends, is a segmentation fault.
     with unreported():
         import openvino
 
@@ -148,12 +145,10 @@ def _settings(precision: str, threads: int) -> dict[str, Any]:
 
 @cache
 def beside_int8() -> str:
-    """The faster precision here for operations outside int8, fp32 or bf16: timed on a product of a DeiT-S block.
-    Support for bf16 does not make it fast: without AMX it took 478 ms for what fp32 computes in 276.
-
-    Timed once per processor and version of OpenVINO, and kept (`remembered`): where both are nearly as fast, processes
-    would choose by chance, and a dense file run otherwise than a reduced one.
-    """
+    """The faster precision here for operations outside int8, fp32 or bf16: timed on a product of a DeiT-S block."""
+    # Support for bf16 does not make it fast: without AMX it took 478 ms for what fp32 computes in 276. Timed once per
+    # processor and version of OpenVINO, and kept: where both are nearly as fast, processes would choose by chance, and
+    # a dense file run otherwise than a reduced one.
     if not _has_bf16():
         return "fp32"
     import openvino
@@ -177,13 +172,12 @@ def _product_ms(precision: str) -> float:
 
 
 def _stable(model: Any) -> None:
-    """Make the sorts and maxima of ``model`` stable that are stable in torch.
-
-    OpenVINO reads ONNX's TopK as unstable (2026.4). Token sizes are often equal: ATM, which sorts by them, merged other
-    tokens, and logits of ViT-Ti were off by up to 0.5. A stable sort of 196 takes 78 us where an unstable one takes 4.
-    """
+    """Make the sorts and maxima of ``model`` stable that are stable in torch."""
     from openvino import opset11
 
+    # OpenVINO reads ONNX's TopK as unstable (2026.4). Token sizes are often equal: ATM, which sorts by them, merged
+    # other tokens, and logits of ViT-Ti were off by up to 0.5. A stable sort of 196 takes 78 us where an unstable one
+    # takes 4.
     for old in model.get_ops():
         if old.get_type_name() != "TopK" or ANY_TIE in old.get_friendly_name():
             continue
@@ -217,19 +211,21 @@ def _sorts_all(topk: Any) -> bool:
 
 
 def _counted(values: Any, descending: bool, kind: str) -> Any:
-    """The order (B, N) of a stable sort of ``values`` (B, N), from the number of entries before each. Counts are
-    integers, which no hint computes in bf16."""
+    """The order (B, N) of a stable sort of ``values`` (B, N), from the number of entries before each."""
     from openvino import opset13 as ops
 
     length = values.get_partial_shape()[1].get_length()
     axes = {axis: ops.constant(np.array([axis], np.int64)) for axis in (0, 1, 2)}
+    # Entry i (own) against entry j (other): those before it in the order, and of equal ones those before it in place.
     own, other = ops.unsqueeze(values, axes[2]), ops.unsqueeze(values, axes[1])
     place = np.arange(length, dtype=np.int32)
     earlier = ops.less(ops.constant(place[None, None]), ops.constant(place[None, :, None]))
     first = ops.greater(other, own) if descending else ops.less(other, own)
     before = ops.logical_or(first, ops.logical_and(ops.equal(other, own), earlier))
+    # Integers, which no hint computes in bf16.
     rank = ops.reduce_sum(ops.convert(before, "i32"), axes[2], False)
     places = ops.convert(ops.broadcast(ops.constant(place), ops.shape_of(rank)), kind)
+    # The rank of every entry is its place in the order; writing places at ranks inverts it.
     return ops.scatter_elements_update(places, rank, places, axes[1])
 
 

@@ -72,6 +72,7 @@ def searchsorted(
     sorter: Any = None,
 ) -> Any:
     """The number of entries below (or up to) each value."""
+    # Every value against every entry: the number passed is the place that bisection would find.
     entries = op.Unsqueeze(sorted_sequence, op.Constant(value_ints=[-2]))
     values = op.Unsqueeze(self, op.Constant(value_ints=[-1]))
     passed = op.LessOrEqual(entries, values) if right or side == "right" else op.Less(entries, values)
@@ -86,6 +87,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> 
     second_square = op.Transpose(op.ReduceSum(op.Mul(x2, x2), last, keepdims=1), perm=[0, 2, 1])
     product = op.MatMul(x1, op.Transpose(x2, perm=[0, 2, 1]))
     twice = op.Add(product, product)
+    # Rounding may make the square of a small distance negative.
     return op.Sqrt(op.Relu(op.Sub(op.Add(first_square, second_square), twice)))
 
 

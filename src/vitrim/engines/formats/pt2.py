@@ -45,10 +45,7 @@ class OfTorch(Format):
 
 
 class PT2(OfTorch):
-    """``torch.export.save``.
-
-    Such a file is code: torch unpickles its contents, and evaluates the sizes of tensors as Python (by sympy).
-    """
+    """``torch.export.save``. Such a file is code: torch unpickles it, and evaluates sizes as Python (by sympy)."""
 
     name = "pt2"
     engine = "torch.export"
@@ -72,16 +69,14 @@ class PT2(OfTorch):
 
 
 class AOTI(OfTorch):
-    """``torch._inductor.aoti_compile_and_package``; compiling takes minutes.
-
-    Such a file is code: a shared object, which runs as soon as it is loaded.
-    """
+    """``torch._inductor.aoti_compile_and_package``, which takes minutes: a shared object, run as soon as loaded."""
 
     name = "aoti"
     engine = "aoti"
 
     @classmethod
     def missing(cls) -> str | None:
+        # The package itself always comes with torch; its compiler does not.
         lack = compiler_lack()
         if lack is None:
             return None
@@ -118,8 +113,7 @@ def operations(graph: Graph) -> int:
 
 
 def packaged(path: Path, ending: str) -> str | None:
-    """The first entry of a torch package whose name has this ending; None without, `ValueError` if it is too large or
-    the file is no package."""
+    """The first entry of a torch package whose name has this ending; None without, `ValueError` for no such package."""
     if not zipfile.is_zipfile(path):  # the list of a package's files is at its end
         raise ValueError("it is no package of torch.export, or the end of it is missing")
     with zipfile.ZipFile(path) as package:
