@@ -163,8 +163,8 @@ def test_one_size_of_batch_and_another_of_images(tmp_path: Path) -> None:
         file.run(np.zeros((2, 3, 48, 64), np.float32))
     assert file.metadata["tokens_per_block"] == [47, 45]
     assert file.metadata["preprocessing"]["size"] == [48, 64]
+    oblong = vitrim.FileSpec(size=(48, 64))
     with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 48 x 64: "):
-        oblong = vitrim.FileSpec(size=(48, 64))
         vitrim.export(model(dynamic_img_size=False), "tome:r=2", tmp_path / "n.pt2", file=oblong)
 
 
