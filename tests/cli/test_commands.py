@@ -26,7 +26,7 @@ OWN = {
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
     "freeze": {"--method", "--out"},  # one; a file, not a folder
-    "export": {"--precision", "--out"},  # one; a file, not a folder
+    "export": {"--precision", "--out", "--img-size"},  # one each; a file, not a folder
     "eval": {"--out", "--resume"},
     "tune": {
         "--out",
