@@ -68,9 +68,9 @@ class Signs:
         self._draw()
 
     def move(self, done: int, total: int | None = None, line: str = "", more: str = "") -> None:
-        """Show a count, of ``total`` if known, then ``more``; ``line`` is printed permanently."""
+        """Show a count, of ``total`` if known, ``more``, and the time left; ``line`` is printed permanently."""
         of = "" if total is None else f" of {total}"
-        self.text = f"{done}{of} {self.unit}{self.pace.left(done, total, time.monotonic())}{more}"
+        self.text = f"{done}{of} {self.unit}{more}{self.pace.left(done, total, time.monotonic())}"
         self.counted = (done, total)
         if line:
             self.say(line)

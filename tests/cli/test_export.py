@@ -94,7 +94,7 @@ def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
         (["--out", "images/a/0.png/m.onnx"], "images/a/0.png is a file"),
         (["--out", "m.onnx", "--batch", "0"], "unexpected --batch '0': write dynamic, or the only size of a batch"),
         (["--out", "m.onnx", "--batch", "many"], "unexpected --batch 'many'"),
-        (["--out", "m.pt2", "--img-size", "50"], "images of 50 px are no whole patches of 8 px"),
+        (["--out", "m.pt2", "--img-size", "50"], "50 px is not a multiple of the patch size"),
         (
             ["--out", "m.pt2", "--batch", "9", "--images", "images"],
             "images has 8 images, too few to compare a file for batches of 9: give more, or --check 0",

@@ -32,6 +32,14 @@ def test_a_run_knows_the_images_that_it_learned_from(
     assert not trained_on("vit_tiny_patch16_224", given)
 
 
+@pytest.mark.parametrize(("source", "split"), [("images/train", None), ("images", "train")])
+def test_a_split_that_is_a_folder_is_known_by_either_name(source: str, split: str | None, tmp_path: Path) -> None:
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    learned = source_of(SimpleNamespace(source=tmp_path / "images", split="train"))
+    (tmp_path / RESULT).write_text(json.dumps({"trained_on": learned}))
+    assert trained_on(f"run:{tmp_path}", SimpleNamespace(source=tmp_path / source, split=split))
+
+
 def test_results_of_runs_without_a_source_say_nothing(tmp_path: Path) -> None:
     (tmp_path / RESULT).write_text(json.dumps({"classes": ["a"]}))
     assert trained_on(f"run:{tmp_path}", SimpleNamespace(source="images", split=None)) == []

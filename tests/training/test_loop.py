@@ -468,8 +468,8 @@ def test_progress_names_the_epoch_and_the_loss_after_every_update(images: Path, 
     assert shown[0] == f"update 1 of {UPDATES}, reading its images"
     epochs = TINY["epochs"]
     updates = [text for text in shown if ", loss" in text]
-    assert updates[0] == f"1 of {UPDATES}, epoch 1 of {epochs}, loss"
+    assert updates[0] == f"1 of {UPDATES}, epoch 1/{epochs}, loss"
     assert updates[EPOCH - 1 :] == [
-        f"{EPOCH} of {UPDATES}, epoch 1 of {epochs}, loss",
-        f"{EPOCH + 1} of {UPDATES}, epoch 2 of {epochs}, loss",
+        f"{EPOCH} of {UPDATES}, epoch 1/{epochs}, loss",
+        f"{EPOCH + 1} of {UPDATES}, epoch 2/{epochs}, loss",
     ]

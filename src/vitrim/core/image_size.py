@@ -68,7 +68,7 @@ def _check(model: nn.Module, size: int) -> None:
         # The whole patches on both sides of the size that was asked for.
         nearest = [below, below + patch] if below else [patch]
         raise VitrimError(
-            f"images of {size} px are no whole patches of {patch} px, which {kind} has: take "
+            f"{size} px is not a multiple of the patch size of {kind}, {patch} px: take "
             f"{' or '.join(map(str, nearest))}"
         )
 

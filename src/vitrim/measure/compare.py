@@ -44,6 +44,7 @@ from vitrim.measure.latency import Budget
 from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task
+from vitrim.models.references import trained_on
 from vitrim.report import DENSE, at_px
 from vitrim.tasks import Task
 
@@ -154,6 +155,7 @@ def compare(
             "metric": task.selects_by,
             "at": sizes,
             "timed_on": "random images" if timed_on is None else "the data",
+            "seen_in_training": trained_on(loaded.name, dataset),
             "frozen": {name: found.describe() for name, found in schedules.items()},
             "lacking": [*lacking, *_of_other_batches(configs, lower, opened.data["batch_size"])],
         }

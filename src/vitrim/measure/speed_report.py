@@ -313,7 +313,7 @@ def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The best engine for the dense model and every method, and what reducing adds to the fastest dense model."""
+    """The best engine for the dense model and every method, its speed over the fastest dense model, and the fastest."""
     parts = list(dict.fromkeys(row.get("part") for row in rows))
     return [line for part in parts for line in _advice([row for row in rows if row.get("part") == part])]
 
@@ -345,12 +345,15 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             alone = f"{method}{part} on {engine_of(row)}, where dense was not timed"
             lines.append(f"{alone}: {speed} the speed of {base}, {promise}")
         elif low > 1.0:
-            lines.append(f"{method}{part}: use {engine_of(row)}; reducing adds {speed} to {base}, {promise}")
+            lines.append(f"{method}{part}: use {engine_of(row)}; it has {speed} the speed of {base}, {promise}")
         elif high >= 1.0:
             lines.append(f"{method}{part} shows no clear gain {where}: on {engine_of(row)} {speed} {base}, {promise}")
         else:
             at_best = f"at best, on {engine_of(row)}, {speed} the speed of {base}"
             lines.append(f"{method}{part} does not pay {where}: {at_best}, {promise}")
+    fastest = max(best, key=lambda method: float(best[method]["speedup"]))
+    if fastest != dense and not shows_only_cost(fastest) and bounds(best[fastest])[0] > 1.0:
+        lines.append(f"fastest{part} {where}: {fastest} on {engine_of(best[fastest])}; `vitrim eval` measures its loss")
     return lines
 
 

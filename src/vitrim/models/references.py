@@ -61,8 +61,8 @@ def trained_on(name: str, dataset: Any) -> list[str]:
     if found is None or found.trained_on is None or dataset is None or found.trained_on != source_of(dataset):
         return []
     return [
-        f"{name} was trained on most of these images, so accuracy is too good and losses are too small: give images "
-        "that it has not seen"
+        f"{name} was trained on these images, or most of them, so accuracy is too good and losses are too small: "
+        "give images that it has not seen"
     ]
 
 
@@ -73,8 +73,9 @@ def _whole(source: Any) -> str:
 
 
 def source_of(dataset: Any) -> list[str | None]:
-    """What `trained_on` compares, as the results of a run keep it."""
-    return [_whole(dataset.source), getattr(dataset, "split", None)]
+    """What `trained_on` compares, as the results of a run keep it; a split that is a folder belongs to the source."""
+    source, split = _whole(dataset.source), getattr(dataset, "split", None)
+    return [f"{source}/{split}", None] if split and Path(source, split).is_dir() else [source, split]
 
 
 def _result(run: Path) -> _RunResult | None:

@@ -173,7 +173,7 @@ class Trainer:
             self.update += 1
             epoch = self.update / self.updates_per_epoch
             if self.signs is not None:  # after every update: one of a large model may take a minute
-                more = f", epoch {min(math.ceil(epoch), total)} of {total}, loss {losses['total']:.4f}"
+                more = f", epoch {min(math.ceil(epoch), total)}/{total}, loss {losses['total']:.4f}"
                 self.signs.move(self.update, self.updates, more=more)
 
             # losses of the update, and the speed since the last row
