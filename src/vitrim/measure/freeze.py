@@ -123,7 +123,8 @@ def freeze(
     cells = [tuple(row[name] for name in columns) for row in rows]
     title = f"Patches after every block, of {counts[0, 0]}"
     notes = [
-        f"mean, least, most: {config.describe()} on {count} images, one by one; frozen: of every image",
+        f"mean, least, most: {config.describe()} on {count} images, one by one; frozen: of every image; of patches, "
+        "and a last block that computes the class token alone reads so many",
         f"{found.describe()} saves {100 * facts['saved']:.1f} % of the MACs",
     ]
     report = FreezeReport("freeze", facts, rows, [Table("freeze", title, columns, cells)], notes, best=found)
