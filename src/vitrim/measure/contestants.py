@@ -165,7 +165,7 @@ class Contestant:
         return self.task.of_embedding(self.inputs[0])
 
     def _feature(self) -> Tensor | None:
-        """What the head reads, (B, C) or (B, P, C), or an embedding; None if no module reads it."""
+        """The input of the head, (B, C) or (B, P, C), or an embedding; None if no module reads it."""
         if not self.inputs:
             return None
         # Several classifiers: the mean of their inputs, or a concatenation if sizes differ.

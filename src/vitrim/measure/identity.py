@@ -59,7 +59,7 @@ def identity(
 
 
 def made_for(model: nn.Module) -> dict[str, Any]:
-    """What a file of a setting says of the model that it was found for: `described`, and a digest of the weights."""
+    """The model that a setting was found for, as its file describes it: `described`, and a digest of the weights."""
     return {**described(host_of(model), model), "parameters": weights_fingerprint(model)}
 
 

@@ -73,7 +73,7 @@ def _whole(source: Any) -> str:
 
 
 def source_of(dataset: Any) -> list[str | None]:
-    """What `trained_on` compares, as the results of a run keep it; a split that is a folder belongs to the source."""
+    """Source and split, which `trained_on` compares and a run keeps; a split that is a folder belongs to the source."""
     source, split = _whole(dataset.source), getattr(dataset, "split", None)
     return [f"{source}/{split}", None] if split and Path(source, split).is_dir() else [source, split]
 

@@ -97,7 +97,7 @@ FEW = {
 
 
 class Setting(NamedTuple):
-    """What a file holds: a method, or none, at an image size.
+    """The content of a file: a method, or none, at an image size.
 
     Attributes:
         config: None for the dense model.
@@ -353,7 +353,7 @@ class Race:
         return [one.setting for one in self.known.get(name, ())]
 
     def _strength(self, name: str, room: float, speedup: float | None) -> float:
-        """How little a schedule leaves of the MACs within the bound, or loses at the speed: less is better."""
+        """The share of the MACs that a schedule leaves within the bound, or its loss at the speed: less is better."""
         scored = self.known.get(name, [])
         if speedup is None:
             return min((one.share for one in self._fitting(scored, room)), default=1.0)
