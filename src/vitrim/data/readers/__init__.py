@@ -34,6 +34,8 @@ def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
         tasks: of `TASKS`; by default `classification`. A reader with the keyword `task` receives the requested one.
 
     Example:
+        >>> list(readers()["coco"])
+        ['multilabel', 'detection', 'instances']
         >>> @register_reader("coco", "multilabel")  # doctest: +ELLIPSIS
         ... def read_mine(path, *, split=None): ...
         Traceback (most recent call last):
