@@ -239,7 +239,7 @@ class Race:
         self.step = 1
         kept = self._best_of(self.schedules(configs))
         self.raced = {one.name: one for one in kept}
-        settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
+        settings = self._within(kept, SHARES)
         # rounding may make settings of two shares equal
         settings = list({(one.name, config.describe()): (one, config) for one, config in settings}.values())
         shares = [one.cost.share(config) for one, config in settings]
@@ -269,7 +269,7 @@ class Race:
 
     def _best_of(self, schedules: Sequence[RacedSchedule]) -> list[RacedSchedule]:
         """The schedules that diverge least from the dense model at one share; and the best one that prunes."""
-        raced = {one.name: (one, config) for one in schedules if (config := one.at(RACED_AT)) is not None}
+        raced = {one.name: (one, config) for one, config in self._within(schedules, [RACED_AT])}
         running = list({config.describe(): (one, config) for one, config in raced.values()}.values())
         raced_scores = halve([config for _, config in running], self.evaluator, least=KEPT)
         scores = [one[self.evaluator.proxy] for one in raced_scores]
@@ -278,6 +278,16 @@ class Race:
         kept = best_first[:KEPT]
         cheap = [one for one in best_first if one.space.base.kind == "prune"]
         return kept + [one for one in cheap[:1] if one not in kept]  # pruning may be faster at the same MACs
+
+    def _within(
+        self, schedules: Sequence[RacedSchedule], shares: Sequence[float]
+    ) -> list[tuple[RacedSchedule, MethodConfig]]:
+        """The settings of ``schedules`` at ``shares`` of the dense MACs, where there are any."""
+        found = []
+        for number, one in enumerate(schedules, 1):
+            self.say(f"finding amounts for {one.name}, {number} of {len(schedules)} schedules")
+            found += [(one, config) for share in shares if (config := one.at(share)) is not None]
+        return found
 
     def _space(self, config: MethodConfig, size: int | None) -> tuple[Space, MacsCost]:
         """The space of a method at an image size, and its cost, of the static settings that run."""
