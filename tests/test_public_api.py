@@ -120,7 +120,7 @@ def test_the_package_is_imported_without_torch() -> None:
     assert loaded.strip() == "[]"
 
 
-@pytest.mark.full  # imports torch once more
+@pytest.mark.slow  # imports torch once more
 def test_the_list_of_methods_needs_no_library_of_models_and_no_compiler() -> None:
     code = """
 import sys

@@ -256,7 +256,7 @@ RUNS = [f"analysis/run_{method}_{rate}" for method in CONFIGS for rate in (50, 7
 
 
 @pytest.mark.filterwarnings("ignore::vitrim.ReductionWarning")  # of ToMe at 0.5, on purpose
-@golden.cases([*RUNS, "analysis/run_deit_100"], full=RUNS)  # what methods decide is compared in `tests/methods`
+@golden.cases([*RUNS, "analysis/run_deit_100"], slow=RUNS)  # what methods decide is compared in `tests/methods`
 def test_the_runs_of_the_study(ref: Reference) -> None:
     """Those were in float32, where an image or two decides otherwise by a last bit."""
     settings, task, x = ref["config"]["args"], make_task("classification", 10), golden.images(ref)

@@ -36,7 +36,7 @@ from vitrim.tasks import Task, make_task
 METHODS = ["tome:r=4", "random:keep_rate=0.5", ATM]
 SETTINGS = {"model": "made", "methods": METHODS}
 
-others = partial(pytest.param, marks=pytest.mark.full)
+others = partial(pytest.param, marks=pytest.mark.slow)
 """Further pairs of how an evaluation is cut and what its labels are: these have nothing to do with each other."""
 
 

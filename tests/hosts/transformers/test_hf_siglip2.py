@@ -87,7 +87,7 @@ def test_padding_of_the_dense_model_is_what_alone_means(make: Any, kind: str) ->
         for config in tiny.configs()
         for make, name, marks in (
             (CLASSIFIER, "mean", ()),
-            (TOWER, "map", () if config.name in tiny.FEW else pytest.mark.full),
+            (TOWER, "map", () if config.name in tiny.FEW else pytest.mark.slow),
         )
     ],
 )
