@@ -14,6 +14,7 @@ OPTIONS = [
     ("atc:r=3,keep_rate=0.5", "give either r"),
     ("atc:r=3,blocks=[1]", "give either r"),
     ("atc:prefix_counts=true", "prefix_counts goes with r"),
+    ("atm:theta=[0.9,0.9,0.9,1.2]", "theta=1.2: must be at most 1"),
     ("ats:float32_heights=true", "float32_heights goes with variant=study"),
     ("bat:clusters=0", "clusters=0"),
     ("cropr:num_heads=3", "does not divide the 32 channels"),
