@@ -4,7 +4,7 @@ VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow test-full test-oldest test-pins test-vllm lint pytest docs clean
+.PHONY: demo test test-full test-oldest test-pins test-vllm lint pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -25,11 +25,7 @@ lint: $(VENV)/.installed
 pytest: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0 $(TESTS)
 
-# What takes half a second or more and runs lines that other tests run too: exports, browsers, processes, studies.
-test-slow: $(VENV)/.installed
-	$(MAKE) --no-print-directory pytest TESTS="-m slow"
-
-# Everything: every method on every host, all cases of every table, and what is marked `full`: an hour and a half on two cores.
+# Everything: every method on every host, all cases of every table, and what is marked `slow`: exports, browsers, processes.
 test-full: lint
 	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
 

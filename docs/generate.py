@@ -165,9 +165,9 @@ def _values(schema: dict[str, Any], default: Any = None) -> str:
     """
     if "anyOf" in schema:
         words = list(dict.fromkeys(_values(part, default) for part in schema["anyOf"] if part.get("type") != "null"))
-        return " or ".join(
-            word for word in words if "integer" not in word or word.replace("integer", "number") not in words
-        )
+        words = [word for word in words if "integer" not in word or word.replace("integer", "number") not in words]
+        several = f"list: {' or '.join(words[:-1])}"
+        return " or ".join("list of such" if word == several else word for word in words)
     if "enum" in schema:
         others = ", ".join(f"`{value}`" for value in schema["enum"] if value != default)
         return others if default is None else f"or {others}"

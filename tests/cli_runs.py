@@ -105,6 +105,13 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return call
 
 
+def succeeded(run: Run, *arguments: object) -> str:
+    """The standard output of the command, which exits with 0."""
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    return out
+
+
 def refused(run: Run, message: str, *arguments: object) -> None:
     """The command prints nothing, exits with 2, and says ``message`` in one short line."""
     code, out, err = run(*arguments)

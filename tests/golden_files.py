@@ -67,7 +67,7 @@ def cases(
     files: Iterable[str | Part | tuple[Any, ...]],
     names: str = "",
     arrays: Iterable[str] = ("*",),
-    full: Container[str] = (),
+    slow: Container[str] = (),
 ) -> pytest.MarkDecorator:
     """Parametrise a test over reference files: its argument ``ref`` is the `Reference` of each.
 
@@ -75,14 +75,14 @@ def cases(
         files: names of files such as ``merging/tome_r8_prop``, or `Part`; or tuples of that and further arguments.
         names: of these further arguments, with commas.
         arrays: what the test answers for where ``files`` does not say.
-        full: files that are read in `make test-full` alone.
+        slow: files that are read in `make test-full` alone.
     """
     rows = []
     for entry in files:
         file, *more = entry if isinstance(entry, tuple) and not isinstance(entry, Part) else (entry,)
         part = file if isinstance(file, Part) else Part(file, tuple(arrays))
         CLAIMS[part.file].update(part.arrays)
-        marks = [pytest.mark.full] if part.file in full else []
+        marks = [pytest.mark.slow] if part.file in slow else []
         rows.append(pytest.param(part, *more, id=part.file, marks=marks))
     further = [name.strip() for name in names.split(",") if name]
     return pytest.mark.parametrize(("ref", *further), rows, indirect=["ref"])

@@ -59,9 +59,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``full`` or ``slow``, and give each group to one worker.
-
-    `pytest -m slow` runs what is ``slow``, and ``VITRIM_FULL_MATRIX=1`` runs everything.
+    """Leave out what is marked ``slow``, and give each group to one worker; ``VITRIM_FULL_MATRIX=1`` runs everything.
 
     Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by
     host, that is a diagonal: it meets all hosts and all methods where n divides neither number.
@@ -74,17 +72,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if fnmatch(item.nodeid, f"*{name.replace('[', '[[]')}*"):
                 item.add_marker(pytest.mark.skip(reason=reason))
     if not FULL_MATRIX:
-        left_to_others = ["full"] if "slow" in config.option.markexpr else ["full", "slow"]
-        unasked = [item for item in items if any(map(item.get_closest_marker, left_to_others))]
-        places = Counter[str]()
+        places, asked, unasked = Counter[str](), list[pytest.Item](), list[pytest.Item]()
         for item in items:
             mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
-            if not item.get_closest_marker("full"):
-                unasked += [item] if mark and places[test] % mark.args[0] else []
-                places[test] += 1
+            slow = item.get_closest_marker("slow") is not None
+            (unasked if slow or (mark and places[test] % mark.args[0]) else asked).append(item)
+            places[test] += not slow
         config.hook.pytest_deselected(items=unasked)
-        unwanted = set(unasked)
-        items[:] = [item for item in items if item not in unwanted]
+        items[:] = asked
     if not hasattr(config, "workerinput"):
         return
     for item in items:

@@ -192,7 +192,7 @@ def test_a_failure_of_reduced_models_alone_needs_a_reason(
     assert "NO REASON: gone: did not run" in notes[2]
 
 
-@pytest.mark.full  # starts pytest twice; the command fails by itself where no test ran
+@pytest.mark.slow  # starts pytest twice; the command fails by itself where no test ran
 def test_models_of_other_peoples_tests_are_reduced(tmp_path: Path) -> None:
     file = tmp_path / "test_models.py"
     file.write_text(
@@ -220,7 +220,7 @@ def test_sources_without_tests_of_models_run_the_shared_ones(tmp_path: Path) -> 
     assert len(upstream.files_of(None, tmp_path, [], None)) > 20
 
 
-@pytest.mark.full  # makes all tiny models, twice
+@pytest.mark.slow  # makes all tiny models, twice
 def test_shared_tests_run_on_the_tiny_models_of_every_family(tmp_path: Path) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()

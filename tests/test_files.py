@@ -194,9 +194,8 @@ def test_a_log_is_read_to_its_damaged_end(tmp_path: Path) -> None:
         file.write_bytes(text)
         assert whole_lines(file, int) == found
     file.write_bytes(b"1\nx\ny\n3\n")
-    with pytest.raises(VitrimError, match=r"log, line 2, is damaged: invalid literal for int") as caught:
+    with pytest.raises(VitrimError, match=r"log, line 2, is damaged: invalid literal for int"):
         whole_lines(file, int)
-    assert "\n" not in str(caught.value)
     with pytest.raises(VitrimError, match=r"^cannot read .*: No such file"):
         whole_lines(tmp_path / "none", int)
 

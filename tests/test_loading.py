@@ -32,7 +32,7 @@ from transformers import (
     ViTModel,
 )
 
-from cli_runs import Run, runner
+from cli_runs import Run, runner, succeeded
 from vitrim import loading
 from vitrim.core.saving import REDUCERS_FILE
 from vitrim.data import DataError, eval_transform
@@ -300,17 +300,15 @@ def test_a_run_goes_on_at_another_image_size(tmp_path: Path) -> None:
 
 def test_bench(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    code, _, err = run(
-        "bench", f"hf:{folder}", "-m", "tome:r=3", "-b", 1, "--repeats", 1, "--min-seconds", 0, "--json", out
+    succeeded(
+        run, "bench", f"hf:{folder}", "-m", "tome:r=3", "-b", 1, "--repeats", 1, "--min-seconds", 0, "--json", out
     )
-    assert code == 0, err
     assert json.loads(out.read_text())["weights"] == str(folder)
 
 
 def test_eval_prepares_images_as_the_saved_processor_does(run: Run, folder: Path, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "eval.json"
-    code, _, err = run("eval", f"hf:{folder}", "-m", "tome:r=3", "--data", images, "--json", out)
-    assert code == 0, err
+    succeeded(run, "eval", f"hf:{folder}", "-m", "tome:r=3", "--data", images, "--json", out)
     assert json.loads(out.read_text())["weights"] == str(folder)
     image = Image.open(images / "ant" / "0.png")
     expected = ViTImageProcessor.from_pretrained(folder)(images=image, return_tensors="pt")["pixel_values"][0]
@@ -399,9 +397,8 @@ SIZES: list[tuple[str, dict[str, Any], str]] = [
 def test_sizes_are_refused_before_anything_is_made(
     folder: Path, name: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(VitrimError, match=message) as caught:
+    with pytest.raises(VitrimError, match=message):
         create_model(f"hf:{folder}" if name == "hf" else name, options=options)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "hf"])

@@ -71,9 +71,8 @@ def test_the_record_is_written_whole(tmp_path: Path) -> None:
     report().save(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == report().record
     assert report().record == {"command": "bench", "seed": 3, "rows": [{"method": "tome", "ms": 1.23456}]}
-    with pytest.raises(VitrimError) as caught:
+    with pytest.raises(VitrimError):
         report().save(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_tables_are_data() -> None:

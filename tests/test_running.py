@@ -25,8 +25,8 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8")
     [
         ("model.onnx", 61, 47),
         ("model.xml", 40, 83),
-        pytest.param("model.onnx", 40, 83, marks=pytest.mark.full),
-        pytest.param("model.xml", 61, 47, marks=pytest.mark.full),
+        pytest.param("model.onnx", 40, 83, marks=pytest.mark.slow),
+        pytest.param("model.xml", 61, 47, marks=pytest.mark.slow),
     ],
 )
 def test_a_program_of_the_page_gives_what_the_model_gives(

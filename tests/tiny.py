@@ -6,9 +6,9 @@ is tested with its defaults without being named here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -21,6 +21,8 @@ from tiny_hosts.timm_vit import GEOMETRY, vit
 from vitrim.core.registry import host_of, make_method, make_reducer, methods
 
 __all__ = ["GEOMETRY", "vit"]
+
+T, U = TypeVar("T"), TypeVar("U")
 
 FAMILIES = families()
 HOSTS = Hosts({name: create for hosts in FAMILIES.values() for name, create in hosts.items()})
@@ -87,6 +89,29 @@ def static_configs() -> list[vitrim.MethodConfig]:
     return [config for config in configs() if config.obstacle() is None and not config.is_adaptive()]
 
 
+def first_settings(chosen: Iterable[vitrim.MethodConfig]) -> list[vitrim.MethodConfig]:
+    """The first setting of every method."""
+    return list({config.name: config for config in reversed(list(chosen))}.values())[::-1]
+
+
+def diagonal(rows: Sequence[T], columns: Sequence[U], number: int = 0) -> list[tuple[T, U]]:
+    """Pairs of a row and a column that meet every row twice or more, and every column.
+
+    The diagonals of two tests that differ in their ``number`` have no pair in common, until it has gone through half of
+    the shorter side.
+    """
+    step = max(min(len(rows), len(columns)) // 2, 1)
+    return [
+        (row, column) for i, row in enumerate(rows) for j, column in enumerate(columns) if (i + j + number) % step == 0
+    ]
+
+
+def cases(pairs: Iterable[tuple[str, vitrim.MethodConfig]]) -> list[Any]:
+    """(host, config) parameters, each once."""
+    named = {f"{host}-{config.describe()}": (host, config) for host, config in pairs}
+    return [pytest.param(*pair, id=name) for name, pair in named.items()]
+
+
 def matrix(
     chosen: list[vitrim.MethodConfig],
     hosts: Iterable[str],
@@ -98,44 +123,37 @@ def matrix(
 ) -> list[Any]:
     """(host, config) parameters: every setting of every method on the ``thorough`` hosts, the first setting of every
     method on those of ``once``, that of the methods called ``others`` on the rest of ``hosts``, or of those called
-    ``variants`` where the host is not the plain one of a library. Under ``VITRIM_FULL_MATRIX=1`` every setting of every
-    method on all hosts of ``full``."""
-    first = list({config.name: config for config in reversed(chosen)}.values())[::-1]
+    ``variants`` where the host is not the plain one of a library. Under ``VITRIM_FULL_MATRIX=1`` also a diagonal of all
+    settings and the hosts of ``full``."""
+    first = first_settings(chosen)
 
     def configs_on(host: str) -> list[vitrim.MethodConfig]:
-        if FULL_MATRIX or host in thorough:
+        if host in thorough:
             return chosen
         if host in once:
             return first
         names = others if variants is None or host in LIBRARIES else variants
         return [config for config in first if config.name in names]
 
-    return [
-        pytest.param(host, config, id=f"{host}-{config.describe()}")
-        for host in (full if FULL_MATRIX else hosts)
-        for config in configs_on(host)
-    ]
+    short = [(host, config) for host in hosts for config in configs_on(host)]
+    return cases([*short, *(diagonal(list(full), chosen) if FULL_MATRIX else [])])
 
 
 AVERAGING = ("hf_beit", "hf_dinov2", "hf_dinov3", "hf_eomt", "hf_siglip")
 """Plain hosts whose head averages patches: what `fits` refuses there, `covering` leaves out."""
 
 
-def covering(number: int, hosts: Iterable[str] = PLAIN) -> list[Any]:
-    """(host, config) parameters of the test ``number``: a row of a covering array over methods, hosts and tests.
+def covering(number: int, hosts: Iterable[str] = PLAIN) -> list[tuple[str, vitrim.MethodConfig]]:
+    """Pairs for the test ``number``: a row of a covering array over methods, hosts and tests.
 
     Every method runs once in each test, and so does, twice or more, every host of ``hosts``; from one test to the next
     each method moves on to another host. Ten tests so have most pairs of a method and a host, where every test on all
-    pairs would take as long as the rest of the suite. Under ``VITRIM_FULL_MATRIX=1``: all pairs.
+    pairs would take as long as the rest of the suite.
     """
-    first = list({config.name: config for config in reversed(configs())}.values())[::-1]
-    if FULL_MATRIX:
-        return matrix(configs(), PLAIN, thorough=[])
     rows = []
-    for place, config in enumerate(first):
+    for place, config in enumerate(first_settings(configs())):
         choice = [host for host in hosts if host not in AVERAGING or _suits_averages(config, host)]
-        host = choice[(place + 3 * number) % len(choice)]
-        rows.append(pytest.param(host, config, id=f"{host}-{config.describe()}"))
+        rows.append((choice[(place + 3 * number) % len(choice)], config))
     return rows
 
 

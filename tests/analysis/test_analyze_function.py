@@ -203,7 +203,6 @@ def test_bad_input_writes_nothing(
     positional: Sequence[Any] = [given.pop(name) for name in ("model", "methods", "data")]
     with pytest.raises(VitrimError, match=message) as caught:
         analyze(*positional, **given)
-    assert "\n" not in str(caught.value)
     assert "--" not in str(caught.value)  # arguments have no dashes
     assert not (tmp_path / "new").exists()
 

@@ -135,9 +135,8 @@ def test_files_that_are_no_records(tmp_path: Path) -> None:
         ("headless", "is no record of an analysis: its header names no format"),
         ("none", "cannot read .*none.npz"),
     ):
-        with pytest.raises(VitrimError, match=message) as caught:
+        with pytest.raises(VitrimError, match=message):
             Record.load(tmp_path / f"{name}.npz")
-        assert "\n" not in str(caught.value)
 
 
 DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -157,9 +156,8 @@ def test_arrays_that_do_not_belong_together(damage: str, tmp_path: Path) -> None
     header, arrays, message = DAMAGE[damage]
     good = record()
     Record({**good.header, **header}, {**good.arrays, **arrays}).save(tmp_path / "one.npz")
-    with pytest.raises(VitrimError, match=f"is no record of an analysis: {message}") as caught:
+    with pytest.raises(VitrimError, match=f"is no record of an analysis: {message}"):
         Record.load(tmp_path / "one.npz")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_holds_the_records_of_one_analysis(tmp_path: Path) -> None:
@@ -198,9 +196,8 @@ HOSTILE: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HOSTILE.items() for value in values])
 def test_entries_of_other_kinds(name: str, value: Any, tmp_path: Path) -> None:
     Record({**HEADER, name: value}, record().arrays).save(tmp_path / "one.npz")
-    with pytest.raises(VitrimError, match=r"is no record of an analysis: (its header is damaged|source has)") as caught:
+    with pytest.raises(VitrimError, match=r"is no record of an analysis: (its header is damaged|source has)"):
         Record.load(tmp_path / "one.npz")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_a_front(wide: Watched, tmp_path: Path) -> None:
     wide.page.get_by_role("tab", name="Image").click()
 
 
-@pytest.mark.full  # `test_service.py` has two users who share nothing but weights
+@pytest.mark.slow  # `test_service.py` has two users who share nothing but weights
 def test_two_users_at_once(wide: Watched, request: pytest.FixtureRequest) -> None:
     """Each sees the result of what they chose, and what one has done leaves no trace with the other."""
     other: Watched = request.getfixturevalue("narrow")  # opened now

@@ -182,7 +182,7 @@ def test_what_a_reduction_cannot_do_is_noted(service: Service, ship: bytes) -> N
         (Settings(MODEL, "tomme", 8), "unknown method 'tomme'; did you mean 'tome'?"),
         (Settings(MODEL, "@/etc/passwd", 8), "unknown method '@/etc/passwd'"),
         (Settings(MODEL, "dynamicvit", 0.5), "unknown method 'dynamicvit'"),
-        (Settings(MODEL, "tome", -1), "r must not be negative"),
+        (Settings(MODEL, "tome", -1), "r=-1: must be at least 0"),
         (Settings(MODEL, "topk", 7.0), "keep_rate=7"),
         (Settings(MODEL, "tome", float("nan")), "r=nan is no number"),
         (Settings(MODEL, "tome", "8"), "r=8 is no number"),  # type: ignore[arg-type]
@@ -197,7 +197,6 @@ def test_choices_that_are_not_on_offer(choice: Settings, message: str, service: 
     with pytest.raises(VitrimError) as error:
         service.run(ship, choice)
     assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import cli_runs
-from cli_runs import Run, runner
+from cli_runs import Run, runner, succeeded
 
 LONG = "x" * 400
 QUICK = ["-b", "1", "--repeats", "1", "--min-seconds", "0"]
@@ -57,8 +57,7 @@ def test_model_options(run: Run, command: str, option: str, message: str) -> Non
 @pytest.mark.parametrize("option", ["embed_dim=262144", "mlp_ratio=1e9"])
 def test_a_model_that_the_memory_cannot_hold(run: Run, option: str) -> None:
     refused(run, "GiB of memory", *COMMANDS["eval"], "--model-option", option)
-    code, _, err = run(*COMMANDS["profile"], "--model-option", option)  # on the meta device, which holds any
-    assert code == 0, err
+    succeeded(run, *COMMANDS["profile"], "--model-option", option)  # on the meta device, which holds any
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -108,8 +107,7 @@ def test_bounds_and_options_without_effect(run: Run, arguments: list[str], messa
 
 def test_a_limit_counts_random_images_too(run: Run) -> None:
     arguments = ["--model-option", "img_size=64", "--model-option", "depth=2"]
-    code, out, err = run("profile", "test_vit", "-m", "atm", "--limit", "2", *arguments)
-    assert code == 0, err
+    out = succeeded(run, "profile", "test_vit", "-m", "atm", "--limit", "2", *arguments)
     assert "means over 2 random images" in out
 
 

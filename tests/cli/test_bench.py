@@ -162,9 +162,8 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
 )
 def test_bad_input_is_found_before_anything_is_timed(monkeypatch, arguments, message):
     monkeypatch.setattr(profiling, "measure_sizes", lambda *_, **__: pytest.fail("timed"))
-    with pytest.raises(VitrimError, match=message) as error:
+    with pytest.raises(VitrimError, match=message):
         run(*arguments)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("to_file", [True, False])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import Run, refused, runner
+from cli_runs import Run, refused, runner, succeeded
 from image_files import write_noise
 from vitrim.measure import bench as timing
 
@@ -26,8 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
 def test_record_table_and_picture(run: Run) -> None:
     given = ["-m", "tome:r=2", "-m", "none", *DATA, "--at", "1", "--at", "2,4", "--limit", "6", "--json", "r.json"]
-    code, out, err = run(*given, "--figure", "loss.png")
-    assert code == 0, err
+    out = succeeded(run, *given, "--figure", "loss.png")
     record = json.loads(Path("r.json").read_text())
     assert (record["command"], record["metric"], record["at"]) == ("compare", "top1", [1, 2, 4])
     assert (record["data"]["images"], record["weights"], record["model_options"]) == (6, "random", OPTIONS)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitrim
-from cli_runs import Run, runner
+from cli_runs import Run, runner, succeeded
 from vitrim.cli import env
 from vitrim.core.tables import libraries
 from vitrim.engines.machine import PACKAGES
@@ -58,8 +58,7 @@ def test_every_package_that_vitrim_asks_for_is_listed() -> None:
 
 def test_a_package_that_is_missing_is_said_to_be(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(env, "PACKAGES", {"torch": ("1.0", "999.0"), "no-such-package": ("any", "1.0")})
-    code, out, _ = run("--json", tmp_path / "env.json")
-    assert code == 0
+    out = succeeded(run, "--json", tmp_path / "env.json")
     assert lines(out)["no-such-package"] == "not installed  tried: any to 1.0"
     assert "warning" not in out
     assert json.loads((tmp_path / "env.json").read_text())["packages"]["no-such-package"] is None

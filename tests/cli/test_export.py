@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import vitrim
-from cli_runs import Run, refused, runner
+from cli_runs import Run, refused, runner, succeeded
 from image_files import write_noise
 from vitrim.data import ImageDataset
 from vitrim.engines.static import FITTED
@@ -40,8 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
 
 def test_a_file_and_its_record(run: Run) -> None:
-    code, out, err = run("-m", "tome:r=2", "--out", "m.pt2", "--check", "5", "--images", "images", "--json", "r.json")
-    assert code == 0, err
+    out = succeeded(run, "-m", "tome:r=2", "--out", "m.pt2", "--check", "5", "--images", "images", "--json", "r.json")
     assert "m.pt2: pt2 for torch.export" in out
     assert "tokens per block: [15, 13]" in out
     assert "5 images in batches of 1, 2: largest difference" in out
@@ -80,8 +79,7 @@ def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
                 parameter.fill_(-20.0)
     reduction.save("learned")
     given = ["-m", "ia_red2", "--out", "m.pt2", "--images", "images", "--check", "4", "--freeze"]
-    code, _, err = run("--checkpoint", "learned", *given)
-    assert code == 0, err
+    succeeded(run, "--checkpoint", "learned", *given)
     assert vitrim.Exported.open("m.pt2").metadata["method"] == "ia_red2:r=[15,0]"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import vitrim
-from cli_runs import Run, refused, runner
+from cli_runs import Run, refused, runner, succeeded
 from image_files import write_noise
 
 OPTIONS = ("img_size=32", "patch_size=4", "depth=3", "embed_dim=32", "num_heads=2", "num_classes=2")
@@ -24,8 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
 
 def test_it_prints_the_setting_and_saves_it(run: Run) -> None:
-    code, out, _ = run(*FREEZE, "--images", "images", "--limit", 4, "--json", "record.json")
-    assert code == 0
+    out = succeeded(run, *FREEZE, "--images", "images", "--limit", 4, "--json", "record.json")
     assert len(json.loads(Path("record.json").read_text())["rows"]) == 3
     found = vitrim.parse_method("@frozen.json")
     assert not found.is_adaptive()

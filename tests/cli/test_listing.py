@@ -12,7 +12,7 @@ import timm
 
 import tiny
 import vitrim
-from cli_runs import Run, refused, runner
+from cli_runs import Run, refused, runner, succeeded
 from tiny_vlms import VLMS
 from vitrim.cli import listing
 from vitrim.core import registry, tables
@@ -40,8 +40,7 @@ def test_every_method_with_its_class_attributes() -> None:
 
 
 def test_without_an_argument_it_says_what_there_is(run: Run) -> None:
-    code, out, _ = run()
-    assert code == 0
+    out = succeeded(run)
     assert [line.split()[2] for line in out.splitlines()] == list(listing.LISTS)
 
 
@@ -55,8 +54,7 @@ def test_the_marked_methods_are_those_of_the_page() -> None:
 
 
 def test_hosts(run: Run) -> None:
-    code, out, _ = run("hosts")
-    assert code == 0
+    out = succeeded(run, "hosts")
     rows = listing.hosts()
     assert sorted(key for row in rows for key in row["model_classes"]) == list(hosts())
     assert all(f"│ {row['name']} " in out for row in rows)
@@ -67,8 +65,7 @@ def test_hosts(run: Run) -> None:
 
 def test_every_module_of_timm_is_supported_or_refused_with_a_reason(run: Run, tmp_path: Path) -> None:
     """The reason is a sentence that says what to use instead, of names that timm has and vitrim supports."""
-    code, out, err = run("hosts", "--all", "--json", str(tmp_path / "list.json"))
-    assert code == 0, err
+    out = succeeded(run, "hosts", "--all", "--json", str(tmp_path / "list.json"))
     assert max(map(len, out.splitlines())) <= 120
     rows = {row["name"]: row for row in json.loads((tmp_path / "list.json").read_text())["modules"]}
     own = {module for module in timm.list_modules() if timm.list_models(module=module)}
@@ -102,8 +99,7 @@ def test_all_is_for_hosts_and_a_word_filters(run: Run) -> None:
 
 def test_hosts_come_in_groups(run: Run) -> None:
     """By purpose: the first table says what they all are, each is headed by its group."""
-    code, out, _ = run("hosts")
-    assert code == 0
+    out = succeeded(run, "hosts")
     places = [out.index(f"\n{purpose}") for purpose in get_args(Purpose)]
     assert places == sorted(places)
     for row in listing.hosts():
@@ -192,8 +188,7 @@ def test_recipes_that_differ_in_their_keep_rate_are_one_line(
 ) -> None:
     """In the table; the record has a row for each."""
     monkeypatch.setenv("COLUMNS", "240")  # nothing is folded
-    code, out, _ = run("recipes", "study/imagenet/t")
-    assert code == 0
+    out = succeeded(run, "recipes", "study/imagenet/t")
     lines = [line for line in out.splitlines() if "@" in line and line.startswith("│")]
     assert len(lines) == 2
     assert "study/imagenet/tome@{50,70,90}" in lines[0]

@@ -17,7 +17,7 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
 import vitrim
-from cli_runs import Run, refused, runner
+from cli_runs import Run, refused, runner, succeeded
 from vitrim.data import ImageDataset, load_images
 from vitrim.errors import VitrimError
 from vitrim.measure import profile
@@ -34,8 +34,7 @@ def record(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """What ``--json FILE`` holds."""
 
     def call(*arguments: str) -> dict[str, Any]:
-        code, _, err = run(*arguments, "--json", str(tmp_path / "profile.json"))
-        assert code == 0, err
+        succeeded(run, *arguments, "--json", str(tmp_path / "profile.json"))
         return json.loads((tmp_path / "profile.json").read_text())
 
     return call
@@ -86,8 +85,7 @@ ATM = "atm:alpha=0.9,beta=0.2,theta_min=0.1"
 @pytest.mark.slow
 def test_random_images_for_methods_that_adapt_and_it_says_so(run: Run, record: Callable[..., dict[str, Any]]) -> None:
     arguments = ("test_vit", "-m", ATM, "--limit", "3", "--batch-size", "2", "--model-option", "img_size=96")
-    code, out, _ = run(*arguments)
-    assert code == 0
+    out = succeeded(run, *arguments)
     assert "counts depend on the images; means over 3 random images" in out
     assert "random weights" in out
     found = record(*arguments)

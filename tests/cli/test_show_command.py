@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cli_runs import Run, refused, runner
+from cli_runs import Run, refused, runner, succeeded
 from dense_files import write_masks_table
 
 SMALL = ("-m", "topk:keep_rate=0.5", "--blocks", "5")
@@ -49,8 +49,7 @@ def test_files_and_folders(images: Path, run: Run, tmp_path: Path) -> None:
 
 def test_a_dataset(images: Path, run: Run, tmp_path: Path) -> None:
     arguments: list[Any] = ["--data", images, "--limit", 2, "-m", "tome:r=2", "-m", "topk", "--blocks", "1,4"]
-    code, printed, _ = run(*arguments, "--format", "svg", "--out", tmp_path, "--json", "-")
-    assert code == 0
+    printed = succeeded(run, *arguments, "--format", "svg", "--out", tmp_path, "--json", "-")
     record = json.loads(printed)
     assert [row["image"] for row in record["rows"]] == ["image 0: ant", "image 2: bee"]
     for row in record["rows"]:
@@ -96,7 +95,6 @@ def test_a_model_for_segmentation_is_drawn_beside_the_truth(
     monkeypatch.chdir(tmp_path)
     show = runner(monkeypatch, capsys, "show", "segmenter:test_vit", "--model-option", "num_classes=3")
     options = ("--model-option", "img_size=64", "--data-option", "num_classes=3")
-    code, printed, _ = show("--data", data, "-m", "tome:r=[2]", "--limit", 1, *options)
-    assert code == 0
+    printed = succeeded(show, "--data", data, "-m", "tome:r=[2]", "--limit", 1, *options)
     assert matplotlib.image.imread("pictures/image_0.png").shape[1] > 500  # the default folder
     assert re.search(r"dense: every token; tome:r=\[2\]: \d+% of the MACs, \d+\.\d% as dense", printed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import Run, refused, runner
+from cli_runs import Run, refused, runner, succeeded
 from image_files import write_noise
 
 RECIPE = """
@@ -60,8 +60,7 @@ def test_a_result_is_read_by_other_commands_and_a_study_is_resumed(run: Run) -> 
 
 
 def test_a_front_has_a_file_for_every_target_and_pictures(run: Run) -> None:
-    code, out, err = run("tune", "test_vit", *SMALL, *DATA, *FEW, "-m", "tome", "--front", "0.7,0.9")
-    assert code == 0, err
+    out = succeeded(run, "tune", "test_vit", *SMALL, *DATA, *FEW, "-m", "tome", "--front", "0.7,0.9")
     rows = json.loads(Path("tuned/front.json").read_text())["rows"]
     assert {row["target"] for row in rows} == {"macs=0.7", "macs=0.9"}
     front = sorted((row["share"], row["scores"]["feature"]) for row in rows if row["on_front"])

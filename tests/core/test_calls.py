@@ -430,7 +430,6 @@ def test_blocks_that_are_changed_after_reducing_are_refused(host: str) -> None:
                 change(part)
             with pytest.raises(vitrim.UnsupportedModelError) as caught:
                 output(model, host)
-        assert "\n" not in str(caught.value)
         assert ("was changed after it was reduced" in str(caught.value)) or ("of its own" in str(caught.value))
 
 

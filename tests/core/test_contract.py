@@ -33,14 +33,16 @@ OTHER_FORMS = [host for host in tiny.HOSTS if host not in (*tiny.PLAIN, *tiny.LI
 fresh values, and counts that differ per image."""
 every_pair = pytest.mark.parametrize(
     PAIR,
-    [
+    tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], once=tiny.HOSTS)
+    if FULL_MATRIX
+    else [
         *tiny.matrix(
-            CONFIGS, [host for host in tiny.HOSTS if host not in OTHER_FORMS], thorough=["vit"], once=tiny.LIBRARIES,
-            full=[host for host in tiny.HOSTS if host not in OTHER_FORMS],
+            CONFIGS, [host for host in tiny.HOSTS if host not in OTHER_FORMS], thorough=["vit"], once=tiny.LIBRARIES
         ),
-        *tiny.matrix(CONFIGS, OTHER_FORMS, thorough=[], others=("evit", "mctf", "ats"), full=OTHER_FORMS),
+        *tiny.matrix(CONFIGS, OTHER_FORMS, thorough=[], others=("evit", "mctf", "ats")),
     ],
-)  # fmt: skip
+)
+"""The central test: under ``VITRIM_FULL_MATRIX=1`` every method meets every host."""
 gradient_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"], variants=["mctf"])
 )
@@ -48,9 +50,13 @@ gradient_pair = pytest.mark.parametrize(
 
 
 def covering_pair(number: int, *, without: tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    """Row ``number`` of the covering array over methods, hosts and tests, less hosts that lack what is tested."""
-    hosts = [host for host in tiny.PLAIN if host not in without]
-    return pytest.mark.parametrize(PAIR, tiny.covering(number, hosts))
+    """Row ``number`` of the covering array over methods, hosts and tests, less hosts that lack what is tested.
+
+    Under ``VITRIM_FULL_MATRIX=1`` also that diagonal of all settings and all hosts.
+    """
+    row = tiny.covering(number, [host for host in tiny.PLAIN if host not in without])
+    more = tiny.diagonal([host for host in tiny.HOSTS if host not in without], CONFIGS, number) if FULL_MATRIX else []
+    return pytest.mark.parametrize(PAIR, tiny.cases([*row, *more]))
 
 
 ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
@@ -58,16 +64,20 @@ ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
 # compiling and exporting take seconds each: in `make test` a merge and a selection at the query on timm's ViT, and a
 # merge on a model of transformers; code that reads a value, which breaks a graph, fails for every method on meta
-# tensors (`test_block_on_meta.py`). Even the full matrix has all methods on every kind of attention only and not on
-# every form of it; EoMT, which reads in every forward whether attention is masked, is no one graph itself
+# tensors (`test_block_on_meta.py`). `make test-full` has a diagonal of all methods and every kind of attention; EoMT,
+# which reads in every forward whether attention is masked, is no one graph itself
+MERGE, SELECTION = (next(config for config in STATIC if config.name == name) for name in ("tome", "evit"))
 static_pair = pytest.mark.parametrize(
     PAIR,
-    tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit"], full=DIFFERENT)
-    + ([] if FULL_MATRIX else tiny.matrix(STATIC, ["hf_vit"], thorough=[], others=["tome"])),
+    tiny.cases(
+        [
+            *(("vit", MERGE), ("vit", SELECTION), ("hf_vit", MERGE)),
+            *(tiny.diagonal(DIFFERENT, STATIC) if FULL_MATRIX else []),
+        ]
+    ),
 )
 # export traces the operations that compiling does
 export_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome"], full=DIFFERENT))
-training_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["cropr"], full=["vit"]))
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
 
@@ -133,13 +143,12 @@ def check_prefix(reduction: vitrim.Reduction) -> None:
         assert (state.size[:, : len(prefix)] == 1).all()
 
 
-@pytest.mark.skipif(FULL_MATRIX, reason="every pair runs, in place of the array")
 def test_the_covering_array_has_every_method_every_host_and_most_pairs() -> None:
     """Each test once with every method, and on every host; none of its rows is refused."""
     models = {host: tiny.HOSTS[host]() for host in tiny.PLAIN}
     pairs = set()
     for number in range(9):
-        rows = [row.values for row in tiny.covering(number)]
+        rows = tiny.covering(number)
         assert {config.name for _, config in rows} == {config.name for config in CONFIGS}
         assert {host for host, _ in rows} == set(tiny.PLAIN), number
         pairs |= {(host, config.name) for host, config in rows}
@@ -392,10 +401,10 @@ def test_compile_fullgraph(host: str, config: vitrim.MethodConfig) -> None:
         torch.testing.assert_close(run(compiled, other), run(model, other), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.full  # the graph of the forward is the one above, its gradients those of `test_gradients_flow`
-@training_pair
-def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -> None:
-    model = traced(host, config)
+@pytest.mark.slow  # the graph of the forward is the one above, its gradients those of `test_gradients_flow`
+@pytest.mark.parametrize("config", STATIC, ids=describe)
+def test_compile_fullgraph_in_training(config: vitrim.MethodConfig) -> None:
+    model = traced("vit", config)
     model.train()
     compiled, images = whole_graph(model, "aot_eager"), tiny.images()
     torch.testing.assert_close(run(compiled, images), run(model, images), atol=1e-5, rtol=1e-5)
@@ -403,22 +412,12 @@ def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -
     assert trained(model)
 
 
-# `atm` breaks no more graphs than its eager forward has reads, and those are in `test_block_on_meta.py`
-@pytest.mark.full
-@pytest.mark.parametrize(
-    PAIR,
-    tiny.matrix(
-        [config for config in CONFIGS if config not in STATIC],
-        ["vit"],
-        thorough=[],
-        # ATC reads a count, too, in every round of a loop, and takes the longest; ATS is one graph (`test_ats.py`)
-        others=["atm"],
-        full=["vit"],
-    ),
-)
-def test_compile_runs_what_is_no_one_graph_too(host: str, config: vitrim.MethodConfig) -> None:
+# they break no more graphs than their eager forward has reads, and those are in `test_block_on_meta.py`
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config not in STATIC], ids=describe)
+def test_compile_runs_what_is_no_one_graph_too(config: vitrim.MethodConfig) -> None:
     """In several graphs: they may break where a count is read."""
-    model = traced(host, config)
+    model = traced("vit", config)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
@@ -539,7 +538,7 @@ def test_stochastic_depth_and_dropout_run_in_training(config: vitrim.MethodConfi
     assert torch.equal(run(model, tiny.images()), run(model, tiny.images()))
 
 
-@pytest.mark.full  # a minute of the C++ compiler; what comes before it, the graphs, is compiled above
+@pytest.mark.slow  # a minute of the C++ compiler; what comes before it, the graphs, is compiled above
 def test_compile_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend that people use, once: it asks the C++ compiler, which takes a while. The others stop at graphs."""
     if not any(which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name):

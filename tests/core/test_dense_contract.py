@@ -27,7 +27,6 @@ Create = Callable[[str], nn.Module]
 KINDS: dict[str, Create] = {"segmenter": segmenter, "vitdet": detector}
 CONFIGS = {config.describe(): config for config in tiny.static_configs() if config.kind != "soft"}
 """Soft tokens belong to no place: refused on a head that reads every patch."""
-CELLS = {f"{kind}-{host}-{text}": (kind, host, text) for kind in KINDS for host in tiny.BACKBONES for text in CONFIGS}
 TOPK = next(text for text in CONFIGS if text.partition(":")[0] == "topk")
 SHORT = [
     *(f"segmenter-vit-{text}" for text in (TOPK, "tome:r=4", "evit:keep_rate=0.6", "cropr", "mctf:r=4")),
@@ -36,24 +35,23 @@ SHORT = [
 ]
 """Merged patches, pruned ones that come back, a fused token beside them, a bank of the method's own, fresh values; and
 every library."""
-assert not set(SHORT) - set(CELLS)
-CROSS = [
-    cell
-    for cell, (kind, host, text) in CELLS.items()
-    if host == "vit" or (text in ("tome:r=4", TOPK) and (kind == "segmenter" or host in tiny.LIBRARIES))
+DIAGONAL = [
+    (kind, host, text)
+    for kind, hosts in (("segmenter", tiny.BACKBONES), ("vitdet", tiny.LIBRARIES))
+    for host, text in tiny.diagonal(hosts, list(CONFIGS))
 ]
-"""Every method on one host, and merging and pruning on every host: a detector's pyramid reads what a segmenter's head
-reads, and tracing takes a second or more."""
+"""A detector's pyramid reads what a segmenter's head reads: on one host of each library."""
+TABLE = ((kind, host, text) for kind in KINDS for host in tiny.BACKBONES for text in CONFIGS)
 every_cell = pytest.mark.parametrize(
-    "cell", cells([cell for cell in CELLS if cell.startswith("segmenter") or cell in CROSS], SHORT)
+    "cell", cells(["-".join(cell) for cell in TABLE if "-".join(cell) in SHORT or cell in DIAGONAL], SHORT)
 )
-traced_cell = pytest.mark.parametrize("cell", cells(CROSS, [f"segmenter-vit-{TOPK}"]))
-export_cell = pytest.mark.parametrize(
-    "cell", cells([cell for cell in CROSS if cell.startswith("segmenter")], [f"segmenter-vit-{TOPK}"])
+traced_cell = pytest.mark.parametrize(
+    "cell", [f"segmenter-{host}-{text}" for host, text in tiny.diagonal(tiny.LIBRARIES, list(CONFIGS))]
 )
 
 
-def reduced(kind: str, host: str, method: str) -> nn.Module:
+def reduced(cell: str) -> nn.Module:
+    kind, host, method = cell.split("-", 2)
     model = KINDS[kind](host)
     vitrim.reduce_(model, tiny.fits(CONFIGS[method], model))
     return model
@@ -108,7 +106,6 @@ def test_whatever_the_options_every_patch_has_a_value_or_the_model_is_refused(na
     varied = [{**settings[0], option: value} for option in fields for value in few(fields[option].annotation)]
     for options in (*settings, *varied):
         refused = refusal(model, name, options)
-        assert "\n" not in refused
         if not refused:
             found = front(model, tiny.images())
             assert found.shape == shape, options
@@ -119,9 +116,9 @@ def test_whatever_the_options_every_patch_has_a_value_or_the_model_is_refused(na
 @pytest.mark.sampled(4)
 @every_cell
 def test_copies_are_independent_and_restoring_gives_the_dense_model_back(cell: str) -> None:
-    kind, host, method = CELLS[cell]
+    kind, host, _ = cell.split("-", 2)
     images, dense = tiny.images(), KINDS[kind](host)
-    model = reduced(kind, host, method)
+    model = reduced(cell)
     reduction, expected = vitrim.get_reduction(model), everything(model, images)
     copies = {
         "deepcopy": copy.deepcopy(model),
@@ -142,8 +139,7 @@ def test_copies_are_independent_and_restoring_gives_the_dense_model_back(cell: s
 @pytest.mark.sampled(4)
 @every_cell
 def test_gradient_checkpointing_equals_plain(cell: str) -> None:
-    kind, host, method = CELLS[cell]
-    model = reduced(kind, host, method).double().train()
+    model = reduced(cell).double().train()
     given = tiny.images().double()
 
     def gradients() -> list[Tensor]:
@@ -158,11 +154,10 @@ def test_gradient_checkpointing_equals_plain(cell: str) -> None:
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.full  # `test_contract.py` compiles the blocks
+@pytest.mark.slow  # `test_contract.py` compiles the blocks
 @traced_cell
 def test_compile_fullgraph(cell: str) -> None:
-    kind, host, method = CELLS[cell]
-    model = part(reduced(kind, host, method))
+    model = part(reduced(cell))
     torch.compiler.reset()
     compiled: Any = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
@@ -170,10 +165,10 @@ def test_compile_fullgraph(cell: str) -> None:
         torch.testing.assert_close(front(compiled, given), front(model, given), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.full  # `test_contract.py` exports the blocks
-@export_cell
+@pytest.mark.slow  # `test_contract.py` exports the blocks
+@traced_cell
 def test_export_with_what_was_pruned_back_in_its_place(cell: str) -> None:
-    _, host, method = CELLS[cell]
+    _, host, method = cell.split("-", 2)
     backbone = headless(tiny.traceable(host, CONFIGS[method]))
     model = segmenter(host)
     model.backbone = backbone

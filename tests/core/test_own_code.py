@@ -64,9 +64,8 @@ def test_a_replaced_forward_of_a_class_is_refused(host: str, kind: Any, monkeypa
     vitrim.restore_(model)
     with monkeypatch.context() as within:
         within.setattr(kind, "forward", doubled(kind))
-        with pytest.raises(REFUSED, match=r"replaced by test_own_code|overrides the forward") as caught:
+        with pytest.raises(REFUSED, match=r"replaced by test_own_code|overrides the forward"):
             vitrim.reduce_(model, "tome:r=4")
-        assert "\n" not in str(caught.value)
         assert vitrim.get_reduction(model) is None
     assert torch.equal(output(model), before)
     vitrim.reduce_(model, "tome:r=4")
@@ -149,9 +148,8 @@ def test_a_forward_that_does_not_run_the_reduced_one_is_refused(depths: tuple[in
         model.blocks[depth].forward = types.MethodType(dense_forward, model.blocks[depth])
     for call in (output, lambda model: model.forward_features(tiny.images())):
         for _ in range(2):
-            with pytest.raises(REFUSED, match=f"^block {depths[0]} has a forward of its own, put on the") as caught:
+            with pytest.raises(REFUSED, match=f"^block {depths[0]} has a forward of its own, put on the"):
                 call(model)
-            assert "\n" not in str(caught.value)
     with pytest.raises(REFUSED, match=f"^block {depths[0]} has a forward of its own"):
         output(copy.deepcopy(model))
     for depth in depths:
@@ -260,9 +258,8 @@ def test_prompts_that_nobody_announced_are_refused(host: str, method: str) -> No
     model = with_prompts(host)
     before = output(model)
     vitrim.reduce_(model, method)
-    with pytest.raises(REFUSED, match=rf"^{PROMPTS} tokens of this \w+ are neither patches nor known") as caught:
+    with pytest.raises(REFUSED, match=rf"^{PROMPTS} tokens of this \w+ are neither patches nor known"):
         output(model)
-    assert "\n" not in str(caught.value)
     vitrim.restore_(model)
     assert torch.equal(output(model), before)
 

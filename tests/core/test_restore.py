@@ -183,9 +183,8 @@ def test_restore_that_does_not_fit_a_model_is_refused(method: str, host: dict[st
     ],
 )
 def test_restore_that_does_not_fit_a_method_is_refused(method: str, message: str) -> None:
-    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+    with pytest.raises(vitrim.VitrimError, match=message):
         vitrim.parse_method(method)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["ats", "a_vit", "patchmerger", "sit", "tome:last_block=class_token"])

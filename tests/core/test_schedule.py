@@ -212,7 +212,7 @@ def test_amounts_per_block_of_mctf_and_cropr() -> None:
     assert vitrim.MCTF(r=[20, 10, 0.5], blocks=[1, 3, 4]).counts(196, 6) == [196, 176, 176, 166, 83, 83]
     with pytest.raises(vitrim.VitrimError, match="mctf: r has 2 values for 3 blocks"):
         vitrim.MCTF(r=[20, 10], blocks=[1, 3, 4]).counts(196, 6)
-    with pytest.raises(vitrim.VitrimError, match="whole number of tokens, or a fraction below 1"):
+    with pytest.raises(vitrim.VitrimError, match="must be a whole number, or below 1"):
         vitrim.MCTF(r=[20, 1.5])
     assert vitrim.Cropr(r=[3, 2, 1], fusion="none").counts(36, 4) == [36, 32, 30, 29]  # the first removes one more
     with pytest.raises(vitrim.VitrimError, match="cropr: r has 2 values for 3 blocks"):

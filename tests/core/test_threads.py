@@ -193,7 +193,7 @@ def test_a_forward_that_failed_does_not_count_as_running() -> None:
         reduction.set(r=2)  # its thread is still alive
 
 
-@pytest.mark.full  # eager models are in every row above
+@pytest.mark.slow  # eager models are in every row above
 def test_a_compiled_model_leaves_its_state_in_the_thread_that_called_it() -> None:
     model = tiny.vit(depth=1)()
     reduction = vitrim.reduce_(model, "tome:r=4")

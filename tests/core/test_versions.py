@@ -113,7 +113,6 @@ def test_a_model_of_such_a_family_is_refused_by_name_and_version(name: str) -> N
         vitrim.reduce_(model, "tome:r=2")
     needs = {"hf_owlvit": "transformers 5.4", "hf_radio": "transformers 5.13", "gemma4_vit": "timm 1.0.30"}[name]
     assert str(said.value).startswith(f"reducing {type(model).__name__} needs {needs} or newer, and ")
-    assert "\n" not in str(said.value)
 
 
 @pytest.mark.usefixtures("older")

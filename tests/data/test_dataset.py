@@ -136,9 +136,8 @@ def test_several_labels_share_the_reading_of_images():
     ],
 )
 def test_wrong_targets(targets, names, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         MultiLabelDataset([b"", b""], targets, class_names=names)
-    assert "\n" not in str(caught.value)
 
 
 # ---- batches

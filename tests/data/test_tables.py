@@ -148,9 +148,8 @@ def test_label_column_is_found(tmp_path, columns, chosen):
     ],
 )
 def test_columns_that_do_not_serve(tmp_path, columns, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         load_images(write_plain(tmp_path / "x.parquet", **columns))
-    assert "\n" not in str(caught.value)
 
 
 def test_strings_become_sorted_class_names(tmp_path):

@@ -82,7 +82,7 @@ def test_onnxruntime_computes_what_the_model_does(pair: tuple[str, str], tmp_pat
         assert (found.argmax(1) == expected.numpy().argmax(1)).all()
 
 
-@pytest.mark.full  # compiles for a minute
+@pytest.mark.slow  # compiles for a minute
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
 def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
     model = model_for("vit", "tome:r=4")

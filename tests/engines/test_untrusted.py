@@ -225,9 +225,8 @@ def test_weights_lie_beside_an_onnx_file(place: str, nested: bool, tmp_path: Pat
 def test_damaged_metadata(text: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "m.pt2", "w") as package:
         package.writestr("m/extra/vitrim.json", text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(VitrimError, match=r"cannot read .*m\.pt2 as ") as caught:
+    with pytest.raises(VitrimError, match=r"cannot read .*m\.pt2 as "):
         Exported.open(tmp_path / "m.pt2")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("where", ["m/extra/vitrim.json", "m/data/aotinductor/model/a.wrapper_metadata.json"])

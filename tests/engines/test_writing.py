@@ -213,11 +213,8 @@ def off_by_a_bit() -> Iterator[type[Format]]:
 def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_path: Path) -> None:
     path = tmp_path / "m.off"
     path.write_text("what was there")
-    with pytest.raises(
-        vitrim.VitrimError, match=r"is not written: as off it disagrees with the model; 9 images"
-    ) as said:
+    with pytest.raises(vitrim.VitrimError, match=r"is not written: as off it disagrees with the model; 9 images"):
         vitrim.export(model(depth=1), "tome:r=2", path, check=9)
-    assert "\n" not in str(said.value)
     assert [file.name for file in tmp_path.iterdir()] == ["m.off"]
     assert path.read_text() == "what was there"
     vitrim.export(model(depth=1), "tome:r=2", path, check=0)  # unless nobody looks

@@ -139,7 +139,6 @@ def test_what_is_refused_as_a_class_says_what_to_use_instead() -> None:
     for words, model in models.items():
         with pytest.raises(vitrim.UnsupportedModelError, match=rf"^model \(\w+\) is refused: .*{words}.*") as caught:
             vitrim.reduce_(model, "tome:r=4")
-        assert "\n" not in str(caught.value)
         assert "use " in str(caught.value)
     holder = nn.ModuleDict({"encoder": models["SamModel or Sam3Model"]})
     with pytest.raises(vitrim.UnsupportedModelError, match=r"^model.encoder \(Sam2HieraDetModel\) is refused: "):

@@ -1,4 +1,4 @@
-"""Hosts of later dates, with layers like those of the contract's: few methods each, all in the full matrix."""
+"""Hosts of later dates, with layers like those of the contract's: few methods each, all in `make test-full`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ SOME = ("topk", "mctf", "cropr")
 PLAIN = [next(iter(hosts)) for hosts in tiny.families(further=True).values() if hosts]
 
 
-def cells() -> list[Any]:
-    """(host, config): the methods above, or all in all their settings."""
-    first = list({config.name: config for config in reversed(tiny.configs())}.values())
-    return [
-        pytest.param(host, config, id=f"{host}-{config.describe()}")
+every_pair = pytest.mark.parametrize(
+    ("host", "config"),
+    tiny.cases(
+        (host, config)
         for host in tiny.FURTHER
-        for config in (tiny.configs() if FULL_MATRIX else first)
+        for config in tiny.first_settings(tiny.configs())[::-1]
         if FULL_MATRIX or config.name in EACH or (config.name in SOME and host in PLAIN)
-    ]
-
-
-every_pair = pytest.mark.parametrize(("host", "config"), cells())
+    ),
+)
 every_host = pytest.mark.parametrize("host", tiny.FURTHER)
 
 

@@ -31,9 +31,8 @@ def test_an_empty_batch_is_one_group() -> None:
     [([[1, 0, 1]], "behind an image's patches only"), ([[1, 1, 1], [0, 0, 0]], "its mask is all padding")],
 )
 def test_what_is_no_padding_is_refused(valid: list[list[int]], message: str) -> None:
-    with pytest.raises(vitrim.UnsupportedModelError, match=message) as caught:
+    with pytest.raises(vitrim.UnsupportedModelError, match=message):
         groups_of(torch.tensor(valid), torch.ones(len(valid), 2))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_group_takes_its_images_without_padding() -> None:

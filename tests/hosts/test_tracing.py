@@ -61,9 +61,8 @@ FX = {"vit": "blocks.3", "torchvision_vit": "encoder.layers.encoder_layer_3"}
 def test_fx_says_that_blocks_are_leaves(host: str) -> None:
     model = tiny.HOSTS[host]()
     vitrim.reduce_(model, "tome:r=4")
-    with pytest.raises(vitrim.UnsupportedModelError, match=r"^torch.fx cannot trace through a reduced block") as caught:
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^torch.fx cannot trace through a reduced block"):
         create_feature_extractor(model, [FX[host]])
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("host", FX)

@@ -244,6 +244,5 @@ def test_bad_input_is_refused_before_anything_runs(
         monkeypatch.setattr(comparing, name, lambda *_, **__: pytest.fail("ran"))
     options = {"model": model(), "methods": METHODS, **given}
     data = vitrim.ScoredData(str(source), task=options.pop("task", None))
-    with pytest.raises(VitrimError, match=message) as error:
+    with pytest.raises(VitrimError, match=message):
         compare(data=data, **options)
-    assert "\n" not in str(error.value)

@@ -290,9 +290,8 @@ def test_a_method_that_fails_leaves_no_half_counted_batch(monkeypatch):
     ],
 )
 def test_labels_must_be_classes_of_the_model(labels, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         evaluate(classifier(), ["tome:r=4"], [(images(2), labels)])
-    assert "\n" not in str(caught.value)
 
 
 def test_broken_weights_are_an_error_and_no_number():

@@ -86,7 +86,7 @@ def _filled(boxes: torch.Tensor) -> torch.Tensor:
     [
         *product(("detection", "multilabel"), (9, 27)),
         ("instances", 9),
-        pytest.param("instances", 27, marks=pytest.mark.full),
+        pytest.param("instances", 27, marks=pytest.mark.slow),
     ],
 )
 def test_the_error_of_a_change_of_ap_is_that_of_leaving_images_out(name: str, count: int) -> None:

@@ -116,6 +116,6 @@ def test_amount_may_change_between_forwards() -> None:
             reduction.set(r=r)
             model(tiny.images())
             assert reduction.state.num_tokens == left
-    with pytest.raises(vitrim.VitrimError, match="r must not be negative"):
+    with pytest.raises(vitrim.VitrimError, match="must be at least 0"):
         reduction.set(r=-3)
     assert reduction.config.r == 2

@@ -105,7 +105,7 @@ def test_reference_under_gtp(ref: golden.Reference) -> None:
     [
         ("lv_vit_tiny", 8_534_720, 2.8787),
         ("lv_vit_small", 26_151_824, 6.5688),
-        pytest.param("lv_vit_medium", 55_830_544, 12.7035, marks=pytest.mark.full),  # a deeper one
+        pytest.param("lv_vit_medium", 55_830_544, 12.7035, marks=pytest.mark.slow),  # a deeper one
     ],
 )
 def test_counts_of_the_tables(name: str, params: int, gmacs: float) -> None:

@@ -197,7 +197,7 @@ CROSS_VIT = {
 }
 
 
-# a model that is no host is counted; others of its kind are in the full matrix
+# a model that is no host is counted; others of its kind run in `make test-full`
 @pytest.mark.parametrize("name", cells(CROSS_VIT, ("crossvit_small_240",)))
 def test_table_8_crossvit(name: str) -> None:
     """At 240 px, attention counted. It is not a host of vitrim, and can be profiled all the same."""

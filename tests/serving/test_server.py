@@ -155,7 +155,7 @@ def test_two_workers_answer_as_one_does(model: tuple[Path, Any], expected: list[
         list(pool.map(lambda number: right(client, number, expected), range(len(expected))))
 
 
-@pytest.mark.full  # vLLM gives both replicas two minutes to start, which a busy machine exceeds
+@pytest.mark.slow  # vLLM gives both replicas two minutes to start, which a busy machine exceeds
 def test_two_replicas_answer_as_one_does(model: tuple[Path, Any], expected: list[list[int]]) -> None:
     with running(model[0], "--data-parallel-size", "2") as (client, server), ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda number: right(client, number % len(expected), expected), range(AT_ONCE)))

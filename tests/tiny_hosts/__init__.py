@@ -4,8 +4,8 @@ The first of a file is the family's plain form: every method is tested on it. Th
 method of each mechanism is tested.
 
 A family of a later date says ``FURTHER = True``: its layers are built like those of another, so that in `make test` a
-few methods run on it (`tests/hosts/test_further_hosts.py`), and everything in the full matrix. ``INPUTS`` has functions
-from a batch size to the input of those that take no images of 24 x 24 pixels.
+few methods run on it (`tests/hosts/test_further_hosts.py`), and all in `make test-full`. ``INPUTS`` has functions from
+a batch size to the input of those that take no images of 24 x 24 pixels.
 """
 
 from __future__ import annotations

@@ -79,9 +79,8 @@ def test_a_run_without_an_undamaged_checkpoint_is_neither_resumed_nor_overwritte
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     for path in checkpoint.found(tmp_path / "checkpoints"):
         flip(path / "optimizer.safetensors")
-    with pytest.raises(VitrimError, match=r"nothing to resume in .*: .*04 is damaged \(optimizer.*03 is damaged") as no:
+    with pytest.raises(VitrimError, match=r"nothing to resume in .*: .*04 is damaged \(optimizer.*03 is damaged"):
         trainer(recipe(**RECIPE), images, tmp_path, resume=True)
-    assert "\n" not in str(no.value)
     with pytest.raises(VitrimError, match="has a run already"):
         trainer(recipe(**RECIPE), images, tmp_path)
 
@@ -150,6 +149,5 @@ def test_a_run_is_not_resumed_on_as_many_other_images(change: str, images: Path,
     assert trainer(recipe(), other, begun, resume=True).update == 2  # where they lie does not count
     what, edit = CHANGES[change]
     edit(other)
-    with pytest.raises(VitrimError, match=f"other data: as many images, but those to .*{what}.* have other") as refused:
+    with pytest.raises(VitrimError, match=f"other data: as many images, but those to .*{what}.* have other"):
         trainer(recipe(), other, begun, resume=True)
-    assert "\n" not in str(refused.value)

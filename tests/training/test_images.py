@@ -180,9 +180,8 @@ OVERLAYS = [
 def test_how_images_are_prepared_is_checked_where_it_is_written(overlay: dict[str, Any], said: str) -> None:
     model = timm.create_model("test_vit", pretrained_cfg_overlay=overlay)
     for prepare in (geometry_of, eval_transform):
-        with pytest.raises(VitrimError, match=said) as refused:
+        with pytest.raises(VitrimError, match=said):
             prepare(model)
-        assert "\n" not in str(refused.value)
 
 
 def test_a_grey_model_may_say_one_number_or_three() -> None:

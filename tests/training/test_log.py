@@ -31,9 +31,8 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", ["x,1,2", "1,1", "1,1,2,3", "1,one,2", "\xff,1,2", "", "1.5,1,2", "\x00\x00"])
 def test_a_damaged_row_is_refused_by_its_number_and_dropped_at_the_end(tmp_path: Path, row: str) -> None:
-    with pytest.raises(VitrimError, match=r"log\.csv, line 3, is damaged: ") as caught:
+    with pytest.raises(VitrimError, match=r"log\.csv, line 3, is damaged: "):
         resumed(tmp_path, [HEADER, ROWS[0], row, ROWS[2]], LINES, 9)
-    assert "\n" not in str(caught.value)
     assert resumed(tmp_path, [HEADER, ROWS[0], row], LINES, 9)[0] == [HEADER, ROWS[0]]
 
 
@@ -41,9 +40,8 @@ def test_a_damaged_row_is_refused_by_its_number_and_dropped_at_the_end(tmp_path:
     "line", ["{", "[]", "3", '{"top1": 3}', '{"update": "1"}', '{"update": true}', "\xff", "[" * 99999]
 )
 def test_a_damaged_evaluation_is_refused_by_its_number_and_dropped_at_the_end(tmp_path: Path, line: str) -> None:
-    with pytest.raises(VitrimError, match=r"evaluations\.jsonl, line 2, is damaged: ") as caught:
+    with pytest.raises(VitrimError, match=r"evaluations\.jsonl, line 2, is damaged: "):
         resumed(tmp_path, [HEADER, *ROWS], [LINES[0], line, LINES[2]], 9)
-    assert "\n" not in str(caught.value)
     assert resumed(tmp_path, [HEADER, *ROWS], [LINES[0], line], 9)[1] == [LINES[0]]
 
 

@@ -148,11 +148,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(i
         return step(batches, update)
 
     run._step = poisoned
-    with pytest.raises(
-        VitrimError, match=r"not finite at update 4 .*last good checkpoint is .*update-00000004"
-    ) as found:
+    with pytest.raises(VitrimError, match=r"not finite at update 4 .*last good checkpoint is .*update-00000004"):
         run.run()
-    assert "\n" not in str(found.value)
     weights = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints")).tensors["model"]
     assert all(torch.isfinite(weight).all() for weight in weights.values())
     trainer(resolved, images, tmp_path, resume=True).run()
@@ -245,9 +242,8 @@ def test_processes_share_the_running_statistics_that_are_written(
 def test_what_does_not_fit_is_refused_before_anything_is_written(
     changes: dict[str, Any], message: str, images: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(VitrimError, match=message) as found:
+    with pytest.raises(VitrimError, match=message):
         trainer(recipe(**changes), images, tmp_path / "out")
-    assert "\n" not in str(found.value)
     assert not (tmp_path / "out").exists()
 
 

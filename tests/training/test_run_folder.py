@@ -62,11 +62,10 @@ def test_another_process_is_refused_until_this_one_ends_and_changes_nothing(imag
     out = tmp_path / "new"
     process = Another(out)
     with (
-        pytest.raises(VitrimError, match=f"process {process.pid} on .* is at work in .*new: wait for it") as refused,
+        pytest.raises(VitrimError, match=f"process {process.pid} on .* is at work in .*new: wait for it"),
         only_run(out),
     ):
         pass
-    assert "\n" not in str(refused.value)
     before = sorted(path.name for path in out.iterdir())
     with pytest.raises(VitrimError, match="is at work in"):
         trainer(recipe(), images, out).run()

@@ -69,7 +69,6 @@ def test_what_is_refused(images: Path, tmp_path: Path, changes: dict, options: d
     with pytest.raises(VitrimError) as refused:
         train(TINY, data, changes=changes, out=tmp_path / "out", **{"device": "cpu", **options})
     assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -170,7 +170,7 @@ def test_a_gain_beyond_noise_is_found_under_noise() -> None:
     assert planted(result.best.config) < planted(result.constant.config)
 
 
-@pytest.mark.full  # searches twenty times; `test_the_planted_optimum_is_found_and_returned` sees the choice
+@pytest.mark.slow  # searches twenty times; `test_the_planted_optimum_is_found_and_returned` sees the choice
 def test_pure_noise_gives_the_constant_schedule() -> None:
     """All settings do the same damage: at least 95 % of the searches return the constant one."""
     searches = 100 if FULL_MATRIX else 20

@@ -14,7 +14,7 @@ TUNE += ["--model-option", "num_classes=2", "--data", "images", "--target", "mac
 TUNE += ["--batch-size", "3", "--limit", "24", "-m", "tome", "-m", "random", "--threads", "1"]
 
 
-@pytest.mark.full  # `test_proxy.py` shares scores out to planted processes, `training/test_processes.py` starts two
+@pytest.mark.slow  # `test_proxy.py` shares scores out to planted processes, `training/test_processes.py` starts two
 def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 3 of 8 images: the processes have two and one of them, and of the first round one and none."""
     write_noise(tmp_path / "images", 12)

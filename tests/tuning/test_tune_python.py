@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import vitrim
-from cli_runs import Run, runner
+from cli_runs import Run, runner, succeeded
 from image_files import write_noise
 from vitrim.data import load_data
 from vitrim.errors import VitrimError
@@ -70,8 +70,7 @@ def test_it_gives_what_the_command_line_gives(
 ) -> None:
     given = ["--data", "images", "--batch-size", "4", "--evaluations", "2", "--check", "images"]
     given = given[:-2] if "--grid" in arguments else given
-    code, out, err = run("tune", "test_vit", *SMALL, *given, *arguments, "--json", "record.json")
-    assert code == 0, err
+    out = succeeded(run, "tune", "test_vit", *SMALL, *given, *arguments, "--json", "record.json")
     before = files("tuned")
     Path("tuned").rename("first")
     model = vitrim.ModelSpec("test_vit", options=OPTIONS)

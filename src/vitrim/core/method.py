@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -352,21 +352,8 @@ class MethodConfig(Options):
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
-Fused = Annotated[int | float, Field(ge=0)]
+Fused = Count | Annotated[float, Field(ge=0, lt=1)]
 """Patches that merge, or below 1 a share of the current ones (`vitrim.core.schedule.Fuse`)."""
-
-
-def refuse_first(faults: Iterator[str]) -> None:
-    """Raise `ValueError` with the first of ``faults``, if there is one."""
-    fault = next(faults, None)
-    if fault is not None:
-        raise ValueError(fault)
-
-
-def refuse_parts(r: float | Sequence[float]) -> None:
-    """Raise `ValueError` if ``r``, or an entry of it, is neither a whole number nor a share below 1."""
-    if any(each > 1 and not float(each).is_integer() for each in (r if isinstance(r, Sequence) else (r,))):
-        raise ValueError("r must be a whole number of tokens, or a fraction below 1")
 
 
 class Adaptive(MethodConfig):

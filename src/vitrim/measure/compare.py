@@ -144,8 +144,8 @@ def compare(
                 del configs[name]
         configs |= {found.describe(): found for found in schedules.values()}
         opened = open_models(
-            loaded, task, dataset, facts, list(configs.values()), list(beside.values()), device=place,
-            dtype=torch.float32, others=others,
+            [loaded, *others], task, dataset, facts, list(configs.values()), list(beside.values()), device=place,
+            dtype=torch.float32,
         )  # fmt: skip
         scores = _scores(opened, configs, lower, images, seed, on_progress, others)
         precisions = ",".join(dict.fromkeys(one.precision for one in engines))

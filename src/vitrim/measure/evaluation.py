@@ -139,8 +139,8 @@ def evaluate(
         check_alike(loaded, list(files.values()), others)
         task, dataset, data = _task_and_images(loaded, images, results, others)
         opened = open_models(
-            loaded, task, dataset, data, configs, list(files.values()), device=processes.device or device,
-            dtype=dtype, learned=spec.learned, identified=results.path is not None, others=others,
+            [loaded, *others], task, dataset, data, configs, list(files.values()), device=processes.device or device,
+            dtype=dtype, learned=spec.learned, identified=results.path is not None,
         )  # fmt: skip
     measurement = Measurement(opened.models, _probes(opened, results), opened.task, processes=processes, seed=seed)
     name = str(measurement.dtype).removeprefix("torch.")
@@ -241,7 +241,7 @@ def _dtype_of(spec: ScoredModel) -> torch.dtype | None:
 
 
 def open_models(
-    loaded: Loaded,
+    sizes: Sequence[Loaded],
     task: Task,
     dataset: Any,
     data: dict[str, Any],
@@ -252,9 +252,9 @@ def open_models(
     dtype: torch.dtype | None,
     learned: str | Path | None = None,
     identified: bool = False,
-    others: Sequence[Loaded] = (),
 ) -> Opened:
-    """Reduce copies of the model; those at the sizes of ``others`` follow them, and then ``files``."""
+    """Reduce copies of the model at all ``sizes``, its own first, which ``files`` follow."""
+    loaded, *others = sizes
     model: nn.Module | Exported = loaded.model
     models: list[Contestant] = []
     with ExitStack() as kept:

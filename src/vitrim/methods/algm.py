@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
@@ -62,13 +62,11 @@ class ALGM(Adaptive):
         None, ge=1, description="block that merges pairs, 0-based; default 4 of 12 and 6 of 24"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ALGM:
+    def faults(self) -> Iterator[str]:
         if self.global_block is not None and self.global_block <= self.local_block:
-            raise ValueError("global_block must be behind local_block: windows are merged while the grid is whole")
+            yield "global_block must be behind local_block: windows are merged while the grid is whole"
         if self.r is not None and "threshold" in self.model_fields_set:
-            raise ValueError("give either threshold or r")
-        return self
+            yield "give either threshold or r"
 
     def stages(self, num_layers: int) -> tuple[int, int]:
         """Local and global block, 0-based."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core import compiled
@@ -66,13 +67,11 @@ class ATC(StagedConfig):
         True, description="add log(size) to the attention logits, and weigh by size; false: neither (MAE)"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ATC:
+    def faults(self) -> Iterator[str]:
         if self.r is not None and {"keep_rate", "blocks", "rule"} & self.model_fields_set:
-            raise ValueError("give either r, which is for every block, or keep_rate with blocks and rule")
+            yield "give either r, which is for every block, or keep_rate with blocks and rule"
         if self.prefix_counts and self.r is None:
-            raise ValueError("prefix_counts goes with r")
-        return self
+            yield "prefix_counts goes with r"
 
     def obstacle(self) -> str | None:
         if self.linkage == "single":

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
@@ -24,7 +24,7 @@ from vitrim.core.matching import (
     unit,
     unit_mean_keys,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable, refuse_first
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
 from vitrim.core.scoring import first_ranked, rounded_up
@@ -70,7 +70,7 @@ class ATM(Adaptive):
     alpha: float = Field(0.985, gt=0.0, le=1.0, description="threshold of the first layer")
     beta: float = Field(0.045, ge=0.0, le=10.0, description="how fast the threshold falls")
     theta_min: float = Field(0.88, ge=-1.0, le=1.0, description="lowest threshold")
-    theta: tuple[float, ...] | None = Field(
+    theta: tuple[Annotated[float, Field(ge=-1, le=1)], ...] | None = Field(
         None, description="instead of alpha, beta and theta_min: the threshold of every layer"
     )
     splitting_layer: int | None = Field(
@@ -91,17 +91,9 @@ class ATM(Adaptive):
         description="'auto' and 'class_token': the last layer computes the class token only; 'full': it merges too",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ATM:
-        refuse_first(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[str]:
-        if self.theta is not None:
-            if {"alpha", "beta", "theta_min"} & self.model_fields_set:
-                yield "give either theta, one threshold per layer, or alpha, beta and theta_min"
-            if not all(-1.0 <= theta <= 1.0 for theta in self.theta):
-                yield "thresholds lie between -1 and 1"
+    def faults(self) -> Iterator[str]:
+        if self.theta is not None and {"alpha", "beta", "theta_min"} & self.model_fields_set:
+            yield "give either theta, one threshold per layer, or alpha, beta and theta_min"
         if self.r is not None and THRESHOLDS & self.model_fields_set:
             yield "r takes the place of thresholds, granularity, rounding and capacity: give it alone"
         batch_wise = self.granularity == "batch" and "granularity" in self.model_fields_set

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard
@@ -52,11 +53,9 @@ class ATS(MethodConfig):
         False, description="variant=study: heights of a float32 arange, one too many for some amounts, as published"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ATS:
+    def faults(self) -> Iterator[str]:
         if self.float32_heights and self.variant != "study":
-            raise ValueError("float32_heights goes with variant=study; the other variants have no such heights")
-        return self
+            yield "float32_heights goes with variant=study; the other variants have no such heights"
 
     def needs(self) -> Needs:
         return Needs(class_token=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
@@ -65,11 +65,9 @@ class Cropr(MethodConfig):
     mlp: bool = Field(True, description="MLP in the cross-attention")
     mlp_ratio: float = Field(4.0, gt=0.0, le=64.0, description="width of the MLP in channels of the model")
 
-    @model_validator(mode="after")
-    def _check(self) -> Cropr:
+    def faults(self) -> Iterator[str]:
         if self.restore is not None:
-            raise ValueError(f"restore={self.restore} does not go with cropr: give fusion")
-        return self
+            yield f"restore={self.restore} does not go with cropr: give fusion"
 
     def restoring(self) -> Restore:
         return "zeros" if self.fusion == "none" else "end"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from math import sqrt
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
@@ -46,13 +47,11 @@ class CubistMerge(MethodConfig):
         description="where two tokens join the same one: largest of the three; 'last': last one written, as released",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> CubistMerge:
+    def faults(self) -> Iterator[str]:
         if self.rows is None and self.columns is not None:
-            raise ValueError("columns goes with rows; rows=0 leaves them")
+            yield "columns goes with rows; rows=0 leaves them"
         if self.rows is not None and "keep_rate" in self.model_fields_set:
-            raise ValueError("give either keep_rate, or rows and columns")
-        return self
+            yield "give either keep_rate, or rows and columns"
 
     def needs(self) -> Needs:
         return Needs(grid=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, StepOutput
 from vitrim.core.matching import best_partners, full_precision, unit
-from vitrim.core.method import Count, MethodConfig, Needs, Tunable, refuse_first
+from vitrim.core.method import Count, MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register
@@ -94,12 +94,7 @@ class DiffRate(MethodConfig):
     discount_sizes: bool = Field(False, description="a joining token adds its size times its similarity, as published")
     proportional: bool = Field(True, description="add log(size) to the attention logits")
 
-    @model_validator(mode="after")
-    def _check(self) -> DiffRate:
-        refuse_first(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         pruned, merged = self.prune_kept, self.merge_kept
         if self.learn and (pruned is not None or merged is not None or "r" in self.model_fields_set):
             yield "learn=true finds the amounts: give neither prune_kept, merge_kept nor r"

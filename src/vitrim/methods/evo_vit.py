@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, Soft, merge, prune
@@ -66,11 +67,9 @@ class EvoViT(ScoredPruning):
         False, description="in training a second head, on the class token: its logits are reported"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> EvoViT:
+    def faults(self) -> Iterator[str]:
         if self.restore is not None:
-            raise ValueError(f"restore={self.restore} does not go with evo_vit: give rejoin")
-        return self
+            yield f"restore={self.restore} does not go with evo_vit: give rejoin"
 
     def restoring(self) -> Restore:
         return "zeros"  # with rejoin no patch is missing at the end

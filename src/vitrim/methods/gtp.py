@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, map_is_faster
 from vitrim.core.block import Site, StepOutput
 from vitrim.core.matching import full_precision
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import Count, MethodConfig, Needs, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, per_layer
 from vitrim.core.scoring import ScorerReducer
@@ -37,7 +38,9 @@ class GTP(MethodConfig):
     runtime = frozenset({"num_prop"})
     tunable = Tunable("num_prop", 0, None, per_layer="num_prop", others={"per": None})
 
-    num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")
+    num_prop: Count | tuple[Count, ...] = Field(
+        8, description="patches removed per block, or a list with one per block"
+    )
     per: int | None = Field(
         None,
         ge=1,
@@ -53,13 +56,9 @@ class GTP(MethodConfig):
         "mixed", description="score: the product above, one of its factors, or attention from the class token"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> GTP:
-        if min((self.num_prop,) if isinstance(self.num_prop, int) else self.num_prop, default=0) < 0:
-            raise ValueError("num_prop must not be negative")
+    def faults(self) -> Iterator[str]:
         if self.sparsity < 1.0 and self.last_block != "full":
-            raise ValueError("sparsity is defined by the whole attention map, so it needs last_block=full")
-        return self
+            yield "sparsity is defined by the whole attention map, so it needs last_block=full"
 
     def needs(self) -> Needs:
         spatial = self.propagation == "graph" and self.graph != "semantic"

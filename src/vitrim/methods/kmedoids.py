@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard
@@ -51,11 +51,9 @@ class KMedoids(StagedConfig):
         "images, and 'far' by the largest distance, as published",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> KMedoids:
+    def faults(self) -> Iterator[str]:
         if self.start == "random" and not self.equal_weight:
-            raise ValueError("start=random goes with equal_weight=true; by weight the heaviest patches start")
-        return self
+            yield "start=random goes with equal_weight=true; by weight the heaviest patches start"
 
     def needs(self) -> Needs:
         return Needs(attention_map=not self.equal_weight)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core import compiled
@@ -23,7 +24,7 @@ from vitrim.core.matching import (
     split_alternately,
     unit,
 )
-from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half
@@ -75,12 +76,9 @@ class MCTF(MethodConfig):
     min_patches: int = Field(9, ge=1, description="no block leaves fewer patches than this")
     proportional: bool = Field(True, description="add log(size) to the attention logits")
 
-    @model_validator(mode="after")
-    def _check(self) -> MCTF:
-        refuse_parts(self.r)
+    def faults(self) -> Iterator[str]:
         if self.tau_sim == self.tau_info == self.tau_size == 0.0:
-            raise ValueError("at least one of tau_sim, tau_info and tau_size must be above 0")
-        return self
+            yield "at least one of tau_sim, tau_info and tau_size must be above 0"
 
     def needs(self) -> Needs:
         return Needs(attention_map=True)

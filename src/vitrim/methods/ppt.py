@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, StepOutput
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half, quarter_blocks
 from vitrim.core.scoring import Score, needs_of, patch_score
@@ -57,12 +58,9 @@ class PPT(MethodConfig):
         True, description="add log(size) to the attention logits, and weigh by size; false: neither (MAE)"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> PPT:
-        refuse_parts(self.r)
+    def faults(self) -> Iterator[str]:
         if self.spread is not None and "threshold" in self.model_fields_set:
-            raise ValueError("give either threshold or spread")
-        return self
+            yield "give either threshold or spread"
 
     def needs(self) -> Needs:
         return needs_of(self.score)

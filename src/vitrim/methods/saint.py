@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, prune
@@ -70,11 +70,9 @@ class SAINT(Adaptive):
         None, description="patches dropped per block instead, the same number in every image; the ranking stays"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> SAINT:
+    def faults(self) -> Iterator[str]:
         if self.r is not None and "variant" in self.model_fields_set:
-            raise ValueError("variant is about numbers that depend on the images, and r fixes them")
-        return self
+            yield "variant is about numbers that depend on the images, and r fixes them"
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
         if self.blocks is not None:

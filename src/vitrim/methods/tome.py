@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import MethodConfig, Share, Traits, Tunable, refuse_first
+from vitrim.core.method import Count, MethodConfig, Share, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
@@ -35,7 +35,7 @@ class ToMe(MethodConfig):
     runtime = frozenset({"r", "inflect", "keep_rate"})
     tunable = Tunable("r", 0, None, per_layer="r", others=dict.fromkeys(("per", "blocks", "rule")))
 
-    r: int | tuple[int, ...] = Field(
+    r: Count | tuple[Count, ...] = Field(
         8, description="tokens merged per block, or a list from the first block on (0 after its end)"
     )
     inflect: float = Field(
@@ -59,14 +59,7 @@ class ToMe(MethodConfig):
         "position", description="order of unmerged sources; 'similarity' is the published one without a class token"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ToMe:
-        refuse_first(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[str]:
-        if min((self.r,) if isinstance(self.r, int) else self.r, default=0) < 0:
-            yield "r must not be negative"
+    def faults(self) -> Iterator[str]:
         if self.keep_rate is not None and {"r", "inflect", "per"} & self.model_fields_set:
             yield "give either r (with inflect) or keep_rate, not both"
         if self.keep_rate is None and (self.blocks is not None or self.rule != "floor_initial_power"):

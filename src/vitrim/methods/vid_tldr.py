@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, at_once, map_is_faster
 from vitrim.core.block import Reducer, StepOutput
 from vitrim.core.matching import alternate_cosines, match_alternate
-from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
@@ -47,11 +47,6 @@ class VidTLDR(MethodConfig):
         "patches", description="what an averaging head counts: patches, or the remaining tokens (as released)"
     )
     proportional: bool = Field(True, description="add log(size) to the attention logits")
-
-    @model_validator(mode="after")
-    def _check(self) -> VidTLDR:
-        refuse_parts(self.r)
-        return self
 
     def needs(self) -> Needs:
         return Needs(attention_map=True)

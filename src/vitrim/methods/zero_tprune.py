@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.attention import Attention
@@ -70,11 +70,9 @@ class ZeroTPrune(MethodConfig):
         (0.01, 0.7), description="heads with score variance outside are ignored"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ZeroTPrune:
+    def faults(self) -> Iterator[str]:
         if not 0.0 <= self.variance_range[0] < self.variance_range[1]:
-            raise ValueError("variance_range must be two ascending numbers, not negative")
-        return self
+            yield "variance_range must be two ascending numbers, not negative"
 
     def needs(self) -> Needs:
         return Needs(attention_map=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
@@ -101,11 +101,9 @@ class PixelPrune(ImageSelector):
         True, description="compare with neighbours as they are shown, so that errors do not add up; false: as they are"
     )
 
-    @model_validator(mode="after")
-    def _check_number(self) -> PixelPrune:
+    def faults(self) -> Iterator[str]:
         if self.tokens is not None or self.keep is not None:
-            raise ValueError("the image decides how many cells stay: leave tokens and keep out")
-        return self
+            yield "the image decides how many cells stay: leave tokens and keep out"
 
     def count(self, grid: Sequence[int] | int) -> int:
         raise VitrimError(f"{self.describe()} finds its number image by image, from the pixels: see kept_cells")

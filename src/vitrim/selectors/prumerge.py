@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
@@ -100,13 +101,11 @@ class PruMerge(Selector):
         "raster", description="kept tokens in raster order, or by descending attention, as published; the rest is last"
     )
 
-    @model_validator(mode="after")
-    def _check_form(self) -> PruMerge:
+    def faults(self) -> Iterator[str]:
         if self.positions == "original":
-            raise ValueError("positions=original: the token of the rest has no place in the image")
+            yield "positions=original: the token of the rest has no place in the image"
         if self.plus and (self.tokens is not None or self.keep is not None):
-            raise ValueError("plus=true adds a sample to the outliers: it takes neither tokens nor keep")
-        return self
+            yield "plus=true adds a sample to the outliers: it takes neither tokens nor keep"
 
     def needs(self) -> SelectorNeeds:
         return SelectorNeeds(attention="last", class_token=True)

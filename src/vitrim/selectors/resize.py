@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
-
-from pydantic import model_validator
 
 from vitrim.core.registry import register_selector
 from vitrim.core.selection import FrameGrid, ImageSelector
@@ -31,11 +29,9 @@ class Resize(ImageSelector):
     paper = "none, a baseline; see VTC-Bench (2510.07143)"
     published_with = "no model: a baseline for any"
 
-    @model_validator(mode="after")
-    def _check_positions(self) -> Resize:
+    def faults(self) -> Iterator[str]:
         if self.positions is not None:
-            raise ValueError("positions are those of the smaller image: leave them out")
-        return self
+            yield "positions are those of the smaller image: leave them out"
 
     def smaller(self, grid: FrameGrid) -> FrameGrid:
         frames, rows, columns = grid

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
@@ -98,13 +99,11 @@ class VisionZip(Selector):
         "raster", description="merged tokens stand at their anchors, or behind all others, as published"
     )
 
-    @model_validator(mode="after")
-    def _check_shares(self) -> VisionZip:
+    def faults(self) -> Iterator[str]:
         if self.tokens is not None and self.contextual is not None and self.contextual >= self.tokens:
-            raise ValueError(f"contextual={self.contextual} leaves none of {self.tokens} tokens")
+            yield f"contextual={self.contextual} leaves none of {self.tokens} tokens"
         if self.order == "appended" and self.positions == "original":
-            raise ValueError("order=appended has no original positions")
-        return self
+            yield "order=appended has no original positions"
 
     def needs(self) -> SelectorNeeds:
         return SelectorNeeds(attention="read")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from vitrim.checked import Checked
 
@@ -41,12 +41,10 @@ class DenseAugment(Checked):
     vflip: float = Field(0.0, ge=0, le=1, description="probability of mirroring top and bottom")
     photometric: bool = Field(False, description="distort brightness, contrast, saturation and hue")
 
-    @model_validator(mode="after")
-    def _range(self) -> DenseAugment:
+    def faults(self) -> Iterator[str]:
         if self.range is not None and not 0 < self.range[0] <= self.range[1]:
             low, high = self.range
-            raise ValueError(f"range is from low to high above 0, not {low:g} to {high:g}")
-        return self
+            yield f"range is from low to high above 0, not {low:g} to {high:g}"
 
 
 class Loss(Checked):
@@ -87,15 +85,13 @@ class Protocol(Checked):
         "logits", description="what is averaged over scales and flips, and returned"
     )
 
-    @model_validator(mode="after")
-    def _windows(self) -> Protocol:
+    def faults(self) -> Iterator[str]:
         if self.mode == "slide" and self.window is None:
-            raise ValueError("mode slide needs a window")
+            yield "mode slide needs a window"
         if self.window is not None and self.stride is not None and self.stride > self.window:
-            raise ValueError(f"stride {self.stride} leaves gaps between windows of {self.window}")
+            yield f"stride {self.stride} leaves gaps between windows of {self.window}"
         if any(scale <= 0 for scale in self.scales):
-            raise ValueError("scales are factors above 0")
-        return self
+            yield "scales are factors above 0"
 
     @property
     def plain(self) -> bool:

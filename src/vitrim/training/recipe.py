@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from vitrim.checked import Checked, checked_call, one_line_of
 from vitrim.core.registry import parse_method
@@ -70,12 +70,10 @@ class Augment(Checked):
         "shuffle=False, which then only sees the first 1 / repeats of them",
     )
 
-    @model_validator(mode="after")
-    def _ranges(self) -> Augment:
+    def faults(self) -> Iterator[str]:
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:
-                raise ValueError(f"{name} is a range from low to high above 0, not {low:g} to {high:g}")
-        return self
+                yield f"{name} is a range from low to high above 0, not {low:g} to {high:g}"
 
 
 class Distil(Checked):
@@ -134,16 +132,14 @@ class Schedule(Checked):
         0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the curve, beyond `epochs`"
     )
 
-    @model_validator(mode="after")
-    def _milestones(self) -> Schedule:
+    def faults(self) -> Iterator[str]:
         if (self.shape == "steps") != bool(self.milestones):
-            raise ValueError("milestones go with shape steps, and steps need some")
+            yield "milestones go with shape steps, and steps need some"
         first = self.warmup_epochs if self.shift else 0.0  # a shifted curve begins behind the warm-up
         if list(self.milestones) != sorted(set(self.milestones)) or any(one <= first for one in self.milestones):
-            raise ValueError(f"milestones are epochs above {first:g}, ascending")
+            yield f"milestones are epochs above {first:g}, ascending"
         if self.cooldown_epochs and self.shape in ("steps", "constant"):
-            raise ValueError(f"cooldown_epochs are at min_lr, which {self.shape} does not have: set it to 0")
-        return self
+            yield f"cooldown_epochs are at min_lr, which {self.shape} does not have: set it to 0"
 
 
 class Ema(Checked):
@@ -171,11 +167,9 @@ class Ramp(Checked):
     shape: Literal["linear", "cosine", "step"] = Field("linear", description="step: `start` until end_epoch")
     whole: bool = Field(False, description="round to an integer (r, not keep_rate)")
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Ramp:
+    def faults(self) -> Iterator[str]:
         if self.end_epoch <= self.begin_epoch:
-            raise ValueError(f"end_epoch must be after begin_epoch {self.begin_epoch:g}")
-        return self
+            yield f"end_epoch must be after begin_epoch {self.begin_epoch:g}"
 
 
 class Switch(Checked):
@@ -294,8 +288,7 @@ class Recipe(Checked):
             raise ValueError("a share of the training images is above 0 and below 1")
         return value
 
-    @model_validator(mode="after")
-    def _fits(self) -> Recipe:
+    def faults(self) -> Iterator[str]:
         optimizer, micro = self.optimizer, self.micro_batch or self.batch_size
         held_out = isinstance(self.eval_split, float) or AUTO in (self.split, self.eval_split)
         own_rates = optimizer.layer_decay is not None
@@ -320,10 +313,7 @@ class Recipe(Checked):
             ),
             "asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0": self.loss.name == "asl" and self.mix.on,
         }
-        broken = next((rule for rule, wrong in rules.items() if wrong), None)
-        if broken is not None:
-            raise ValueError(broken)
-        return self
+        yield from (rule for rule, wrong in rules.items() if wrong)
 
 
 # ---- recipes by name or file -----------------------------------------------------------------------------------------

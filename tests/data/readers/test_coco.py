@@ -69,9 +69,8 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_what_does_not_serve(tmp_path, written, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         load_data(write_coco(tmp_path, written))
-    assert "\n" not in str(caught.value)
 
 
 def test_an_image_that_is_missing(tmp_path):

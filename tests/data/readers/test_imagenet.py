@@ -38,9 +38,8 @@ def test_only_the_validation_images(tmp_path):
 )
 def test_what_does_not_serve(tmp_path, files, split, message):
     write_tree(tmp_path, *files)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         load_images(f"imagenet:{tmp_path}", split=split)
-    assert "\n" not in str(caught.value)
 
 
 FLAT = [f"val/ILSVRC2012_val_{number:08}.JPEG" for number in (1, 2, 3, 4)]
@@ -134,6 +133,5 @@ def test_a_file_of_labels_elsewhere(tmp_path):
 def test_a_file_of_labels_that_does_not_serve(tmp_path, form, break_it, message):
     source = write_flat(tmp_path, form)
     break_it(tmp_path)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         load_images(source, split="val")
-    assert "\n" not in str(caught.value)

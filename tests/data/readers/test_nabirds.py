@@ -56,9 +56,8 @@ def test_raw_classes_become_labels_in_ascending_order(tmp_path):
     ],
 )
 def test_what_does_not_serve(tmp_path, changes, split, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         load_images(write_nabirds(tmp_path, **changes), split=split)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_image_of_the_index_that_is_missing(tmp_path):

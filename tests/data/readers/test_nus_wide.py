@@ -49,9 +49,8 @@ def test_the_empty_class_of_the_comparative_study(tmp_path):
     ],
 )
 def test_what_does_not_serve(tmp_path, text, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         load_data(write_nus_wide(tmp_path, text), split="train")
-    assert "\n" not in str(caught.value)
 
 
 def test_not_text(tmp_path):

@@ -71,9 +71,8 @@ def test_labels_in_json(tmp_path, label, column, expected):
 )
 def test_what_does_not_serve(tmp_path, files, options, message):
     path = write_tar(tmp_path / "x.tar", **files)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=message):
         load_images(f"webdataset:{path}", **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_image_or_a_label_that_is_missing_later_on(tmp_path):

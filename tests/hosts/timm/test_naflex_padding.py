@@ -143,7 +143,7 @@ def test_traced_and_exported_models_refuse_padded_batches() -> None:
         torch.export.export(model, (batch,), strict=False)
 
 
-@pytest.mark.full  # eager batches are split above
+@pytest.mark.slow  # eager batches are split above
 def test_a_compiled_model_splits_padded_batches_outside_of_its_graphs() -> None:
     model, batch = tiny.HOSTS["naflex"]().double(), padded(SHAPES[:2])
     vitrim.reduce_(model, "tome:r=4")

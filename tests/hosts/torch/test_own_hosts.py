@@ -411,9 +411,8 @@ def test_a_wrong_description_is_refused_with_what_is_wrong(what: str) -> None:
     model = ViT(Block).train()
     vitrim.register_host(f"{__name__}.ViT")(type("Wrong", (ViTHost,), options))
     classes, modes = [type(part) for part in model.modules()], [part.training for part in model.modules()]
-    with pytest.raises(vitrim.UnsupportedModelError, match=message) as caught:
+    with pytest.raises(vitrim.UnsupportedModelError, match=message):
         vitrim.reduce_(model, "tome:r=4")
-    assert "\n" not in str(caught.value)
     assert [type(part) for part in model.modules()] == classes
     assert [part.training for part in model.modules()] == modes
     assert not any(part._forward_hooks for part in model.modules())

@@ -17,7 +17,7 @@ from transformers import (
 
 import tiny
 import vitrim
-from cli_runs import runner
+from cli_runs import runner, succeeded
 from tiny_hosts.transformers_eomt import SIZES
 from tiny_hosts.transformers_vit import hf
 from vitrim.core.registry import ask, host_of
@@ -182,6 +182,5 @@ def test_it_is_profiled_by_name(
     """Not on the meta device, where the library cannot read whether attention is masked."""
     segmenter().save_pretrained(tmp_path)
     run = runner(monkeypatch, capsys, "profile")
-    code, out, err = run(f"hf:{tmp_path}", "-m", "tome:r=4", "--model-option", "hidden_dropout_prob=0.1")
-    assert code == 0, err
+    out = succeeded(run, f"hf:{tmp_path}", "-m", "tome:r=4", "--model-option", "hidden_dropout_prob=0.1")
     assert "35 31 27 23" in out

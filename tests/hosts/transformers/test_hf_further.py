@@ -162,9 +162,8 @@ def test_forms_that_cannot_be_reduced_faithfully_are_refused(name: str) -> None:
     create, message = REFUSED[name]
     model = create()
     classes = [type(module) for module in model.modules()]
-    with pytest.raises(vitrim.UnsupportedModelError, match=message) as caught:
+    with pytest.raises(vitrim.UnsupportedModelError, match=message):
         vitrim.reduce_(model, "tome:r=4")
-    assert "\n" not in str(caught.value)
     assert [type(module) for module in model.modules()] == classes
 
 

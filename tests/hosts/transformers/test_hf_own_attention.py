@@ -125,9 +125,8 @@ def test_dropout_and_arguments_of_the_call_reach_it() -> None:
 def test_methods_that_read_attention_are_refused_before_any_edit(method: str) -> None:
     model = made("hf_deit")
     before, kind = model.state_dict().keys(), type(tiny.blocks(model)[0])
-    with pytest.raises(vitrim.UnsupportedModelError, match=r"reads attention probabilities.*set_attn_impl") as caught:
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"reads attention probabilities.*set_attn_impl"):
         vitrim.reduce_(model, method)
-    assert "\n" not in str(caught.value)
     assert vitrim.get_reduction(model) is None
     assert type(tiny.blocks(model)[0]) is kind
     assert model.state_dict().keys() == before

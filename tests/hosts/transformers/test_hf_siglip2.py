@@ -87,7 +87,7 @@ def test_padding_of_the_dense_model_is_what_alone_means(make: Any, kind: str) ->
         for config in tiny.configs()
         for make, name, marks in (
             (CLASSIFIER, "mean", ()),
-            (TOWER, "map", () if config.name in tiny.FEW else pytest.mark.full),
+            (TOWER, "map", () if config.name in tiny.FEW else pytest.mark.slow),
         )
     ],
 )
@@ -190,9 +190,8 @@ def test_padding_that_is_not_at_the_end_is_refused(make: Any) -> None:
     model, batch = make().double(), padded()
     vitrim.reduce_(model, "tome:r=4")
     batch["pixel_attention_mask"][0, 3] = 0
-    with pytest.raises(vitrim.UnsupportedModelError, match="takes padding behind an image's patches only") as refusal:
+    with pytest.raises(vitrim.UnsupportedModelError, match="takes padding behind an image's patches only"):
         model(**batch)
-    assert "\n" not in str(refusal.value)
     batch["pixel_attention_mask"][0] = 0
     with pytest.raises(vitrim.UnsupportedModelError, match="no image without patches"):
         model(**batch)

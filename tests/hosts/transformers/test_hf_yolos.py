@@ -175,7 +175,7 @@ def test_the_pipeline_detects_with_fewer_macs(share: float, method: str, tmp_pat
     assert count_macs(detect.model, images).total / full == pytest.approx(share, abs=0.06)
 
 
-@pytest.mark.full  # `core/test_contract.py` compiles a model of transformers
+@pytest.mark.slow  # `core/test_contract.py` compiles a model of transformers
 def test_it_compiles_whole() -> None:
     model, images = detector(num_hidden_layers=2), tiny.images()
     vitrim.reduce_(model, "tome:r=4")
