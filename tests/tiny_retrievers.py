@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
     ColModernVBertConfig,
     ColModernVBertForRetrieval,
     ColPaliConfig,
     ColPaliForRetrieval,
+    ColPaliProcessor,
     ColQwen2Config,
     ColQwen2ForRetrieval,
     ModernBertConfig,
     ModernVBertConfig,
+    PreTrainedTokenizerFast,
+    SiglipImageProcessor,
     SiglipVisionConfig,
 )
 
@@ -56,3 +60,20 @@ RETRIEVERS: dict[str, VLM] = {
     "colqwen2": VLM(seeded(colqwen2), 9, images=rows_of_patches),
     "colmodernvbert": VLM(seeded(colmodernvbert), 9, images=nested),
 }
+
+
+WORDS = ("<pad>", "<image>", "<bos>", "<eos>", "<unk>", "Question:", "Describe", "the", "image.", "red", "blue", "page")
+
+
+def processor() -> Any:
+    """ColPali's processor, with few words, for `colpali`."""
+    words = models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
+    splits = Tokenizer(words)
+    splits.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    named = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=splits, **named, extra_special_tokens={"image_token": "<image>"}
+    )
+    images = SiglipImageProcessor(size={"height": 24, "width": 24})
+    images.image_seq_length = 36
+    return ColPaliProcessor(images, tokenizer)

@@ -128,6 +128,9 @@ LIBRARIES: dict[str, str] = {"transformers": "library:TransformersLibrary"} | of
         "videomae": "video:VideoLibrary VideoMAEModel VideoMAEForVideoClassification",
         "vjepa2": "video:VideoLibrary VJEPA2Model VJEPA2ForVideoClassification",
         "yolos": "yolos:YolosLibrary YolosModel YolosForObjectDetection",
+        "colpali": "retrievers:RetrieverLibrary ColPaliForRetrieval",
+        "colqwen2": "retrievers:RetrieverLibrary ColQwen2ForRetrieval",
+        "colmodernvbert": "retrievers:RetrieverLibrary ColModernVBertForRetrieval",
     }
 )
 

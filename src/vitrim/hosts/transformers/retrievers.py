@@ -6,12 +6,16 @@ not changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
+from vitrim.errors import VitrimError, first_line
+from vitrim.hosts.transformers.library import TransformersLibrary
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 from vitrim.hosts.transformers.vlm_family import embedded
 from vitrim.hosts.transformers.vlms import Idefics3, PaliGemma, Qwen2VL
@@ -79,3 +83,34 @@ class ColModernVBert(_Retriever, Idefics3):
     @classmethod
     def handed(cls, model: nn.Module, given: Mapping[str, Any]) -> Mapping[str, Any]:
         return embedded(model, given)
+
+
+class RetrieverLibrary(TransformersLibrary):
+    """Makes vectors of pages and of queries, which the processor prepares: ``model.processor``, or its folder's."""
+
+    learns = False
+
+    def tasks(self, model: nn.Module) -> tuple[str, ...]:
+        return ("retrieval",)
+
+    def token_vectors(self, model: Any, items: Sequence[Any]) -> list[Tensor]:
+        processor = getattr(model, "processor", None) or _processor(model.config._name_or_path)
+        texts = isinstance(items[0], str)
+        given = processor.process_queries(text=list(items)) if texts else processor.process_images(images=list(items))
+        inputs = {name: value for name, value in given.to(model.device, model.dtype).items() if name != "labels"}
+        with torch.no_grad():
+            rows: Tensor = model(**inputs).embeddings
+        # Vectors have length 1, but those of padding, which the library multiplies by the mask, 0.
+        return [row[row.any(dim=1)] for row in rows]
+
+
+@cache
+def _processor(source: str) -> Any:
+    """The processor of a folder, or on the Hub."""
+    try:
+        return transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise VitrimError(
+            f"cannot read how pages and queries are prepared from '{source}' (processor_config.json, tokenizer): "
+            f"{first_line(error)}; set model.processor"
+        ) from error

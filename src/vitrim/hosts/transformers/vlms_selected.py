@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 from vitrim.core.plan import HostFacts
 from vitrim.core.selection import Selector
