@@ -1,0 +1,10 @@
+"""What lmms-eval finds: the name of the model, and where it is."""
+
+from __future__ import annotations
+
+from lmms_eval.models.registry_v2 import ModelManifest
+
+
+def manifest() -> ModelManifest:
+    """The model for ``--model vitrim``."""
+    return ModelManifest(model_id="vitrim", chat_class_path="vitrim.serving.lmms_eval.model.ReducedModel")
