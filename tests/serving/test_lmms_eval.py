@@ -1,4 +1,4 @@
-"""Answers in lmms-eval: those of the library's ``generate`` on the same prompts, with all image tokens and with fewer."""
+"""Answers in lmms-eval: those of the library's ``generate`` on the same prompts, with all image tokens and fewer."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class PromptFamily(VisionLanguage):
             if selector.drops_cells and not cls.drops_cells:
                 raise UnsupportedModelError(
                     f"the tower of {type(model).__name__} reads every patch of an image: {selector.name} leaves some "
-                    "out for those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5"
+                    "out for those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and ColQwen2"
                 )
             if not selector.drops_cells and not cls.resizes(model):
                 raise UnsupportedModelError(
