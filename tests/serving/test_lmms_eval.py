@@ -154,6 +154,20 @@ def test_fewer_tokens_change_answers(folder: Path) -> None:
     assert by_hand(folder) != by_hand(folder, "divprune:tokens=4") != by_hand(folder, "random:tokens=4")
 
 
+def test_an_answer_ends_before_a_text_of_until(folder: Path) -> None:
+    from vitrim.serving.lmms_eval.model import ReducedModel
+
+    model = ReducedModel(str(folder), device="cpu")
+    parts = [{"type": "image", "image": picture(0)}, {"type": "text", "text": QUESTIONS[0]}]
+    ask = [[{"role": "user", "content": parts}]]
+    (whole,) = model.answer(ask, {"max_new_tokens": 4})
+    words = whole.split()
+    assert len(words) == 4
+    for until in (words[2], ["<never>", words[2]]):
+        (answer,) = model.answer(ask, {"max_new_tokens": 4, "until": until})
+        assert answer == whole[: whole.index(words[2])].strip()
+
+
 def test_the_entry_point_names_the_model() -> None:
     root = Path(__file__).parents[2]
     entry = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]["lmms_eval.models"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import BatchFeature
 
 import vitrim
 from tiny_retrievers import RETRIEVERS, WIDTH
 from tiny_vlms import IMAGE
-from vitrim.core.registry import find_vision_language
+from vitrim.core.registry import ask, find_vision_language
 from vitrim.engines.macs import profile_of
 from vitrim.engines.prefill import Prefill
 
@@ -146,6 +148,32 @@ def test_queries_have_the_vectors_that_they_had(name: str) -> None:
     assert torch.equal(vectors(model, given), dense)
     vitrim.reduce_(model, select="divprune:tokens=3")
     assert torch.equal(vectors(model, given), dense)
+
+
+@every_model
+def test_the_model_within_stays_what_it_is(name: str) -> None:
+    """Called by itself, Qwen2-VL numbers its tokens along three axes, and not one by one."""
+    model, given = RETRIEVERS[name].create(), prompt(name)
+    if name == "colqwen2":
+        rows = zip(given["pixel_values"], given["image_grid_thw"].prod(dim=1).tolist(), strict=True)
+        given["pixel_values"] = torch.cat([row[:number] for row, number in rows])
+        given["mm_token_type_ids"] = (given["input_ids"] == IMAGE).long()
+    with torch.no_grad():
+        dense = model.vlm(**given)[0]
+        vitrim.reduce_(model, select="divprune:tokens=3")
+        assert torch.equal(model.vlm(**given)[0], dense)
+
+
+@every_model
+def test_vectors_of_items_are_without_padding(name: str) -> None:
+    """The processor pads pages of a batch; a page alone has as many vectors, and the same."""
+    model, given = RETRIEVERS[name].create(), prompt(name)
+    model.processor = SimpleNamespace(process_images=lambda images: BatchFeature({**given, "labels": None}))
+    found = ask(model).token_vectors(model, [None, None])  # what a processor would read
+    assert list(map(len, found)) == given["attention_mask"].sum(dim=1).tolist()
+    assert len(found[0]) > len(found[1])
+    for own, row, mask in zip(found, vectors(model, given), given["attention_mask"].bool(), strict=True):
+        assert torch.equal(own, row[mask])
 
 
 @every_model
