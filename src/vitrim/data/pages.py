@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -56,8 +56,8 @@ class PageDataset(DecodedImages, Dataset[Any]):
         self.num_classes = 0
         self._find()
 
-    def part(self, indices: Sequence[int]) -> PageDataset:
-        part: PageDataset = super().part(indices)
+    def part(self, indices: Sequence[int]) -> Self:
+        part = super().part(indices)
         if not any(part.queries):
             raise DataError(f"no page in this part of {self.source} has a query: there is nothing to look for")
         part._find()
@@ -68,7 +68,7 @@ class PageDataset(DecodedImages, Dataset[Any]):
         return self._decoded(index)
 
     def _find(self) -> None:
-        """Find what is one page, and what is one query."""
+        """Find pages and queries, and which belong together."""
         numbers: dict[bytes, int] = {}
         self.pages: list[int] = []
         page_of = []
@@ -88,7 +88,7 @@ class PageDataset(DecodedImages, Dataset[Any]):
 
 
 def _content(image: bytes | Path | None, row: int) -> bytes:
-    """What tells pages apart: the bytes of the image file, or its path; a row without an image is a page of its own."""
+    """The identity of a page: a digest of the image file, or its path; a row without an image is a page of its own."""
     if isinstance(image, bytes):
         return hashlib.sha256(image).digest()
     return f"row {row}".encode() if image is None else str(image.resolve()).encode()

@@ -17,9 +17,9 @@ from vitrim.core.reduce import reduce_
 from vitrim.errors import VitrimError
 
 LONGEST = 1024
-"""Tokens of an answer, where the task sets no limit."""
+"""The most tokens of an answer, where the task sets no limit."""
 PASSED = ("max_new_tokens", "num_beams", "do_sample", "temperature", "top_p", "top_k", "repetition_penalty")
-"""What a task may set and ``generate`` reads."""
+"""Options that a task may set and ``generate`` reads."""
 
 
 class ReducedModel(lmms):

@@ -1,4 +1,4 @@
-"""What lmms-eval finds: the name of the model, and where it is."""
+"""The entry point for lmms-eval: the name of the model, and its place."""
 
 from __future__ import annotations
 
