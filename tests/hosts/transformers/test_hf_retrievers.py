@@ -168,7 +168,7 @@ def test_the_model_within_stays_what_it_is(name: str) -> None:
 def test_vectors_of_items_are_without_padding(name: str) -> None:
     """The processor pads pages of a batch; a page alone has as many vectors, and the same."""
     model, given = RETRIEVERS[name].create(), prompt(name)
-    model.processor = SimpleNamespace(process_images=lambda images: BatchFeature({**given, "labels": None}))
+    model.processor = SimpleNamespace(process_images=lambda images: BatchFeature(given))
     found = ask(model).token_vectors(model, [None, None])  # what a processor would read
     assert list(map(len, found)) == given["attention_mask"].sum(dim=1).tolist()
     assert len(found[0]) > len(found[1])

@@ -97,9 +97,8 @@ class RetrieverLibrary(TransformersLibrary):
         processor = getattr(model, "processor", None) or _processor(model.config._name_or_path)
         texts = isinstance(items[0], str)
         given = processor.process_queries(text=list(items)) if texts else processor.process_images(images=list(items))
-        inputs = {name: value for name, value in given.to(model.device, model.dtype).items() if name != "labels"}
         with torch.no_grad():
-            rows: Tensor = model(**inputs).embeddings
+            rows: Tensor = model(**given.to(model.device, model.dtype)).embeddings
         # Vectors have length 1, but those of padding, which the library multiplies by the mask, 0.
         return [row[row.any(dim=1)] for row in rows]
 
