@@ -162,10 +162,10 @@ def test_an_answer_ends_before_a_text_of_until(folder: Path) -> None:
     ask = [[{"role": "user", "content": parts}]]
     (whole,) = model.answer(ask, {"max_new_tokens": 4})
     words = whole.split()
-    assert len(words) == 4
-    for until in (words[2], ["<never>", words[2]]):
+    assert len(words) > 1
+    for until in (words[1], ["<never>", words[1]]):
         (answer,) = model.answer(ask, {"max_new_tokens": 4, "until": until})
-        assert answer == whole[: whole.index(words[2])].strip()
+        assert answer == whole[: whole.index(words[1])].strip()
 
 
 def test_the_entry_point_names_the_model() -> None:

@@ -149,7 +149,7 @@ def _from_table(
         texts = partial(class_texts, source, files)
         return checked_call(from_table, "a table of images")(table, source, chosen, texts, **options)
     forms: dict[str, Callable[..., AnyDataset]] = {"segmentation": masks_from_table, "retrieval": pages_from_table}
-    form = forms.get(task, boxes_from_table)
+    form: Callable[..., AnyDataset] = forms.get(task, boxes_from_table)
     return checked_call(form, f"a table for {task}")(table, source, chosen, **options)
 
 

@@ -58,8 +58,8 @@ def ndcg(scores: Tensor, relevant: Tensor, count: int = RANKED) -> Tensor:
 def pooled(vectors: Tensor, factor: int) -> Tensor:
     """About ``len(vectors) / factor`` unit vectors in place of the ``vectors`` (n, D) of a page: means of clusters.
 
-    Clusters are Ward's, of cosine distances, in the order of their first vectors; at least one, at most
-    ``max(n // factor, 1)``: equal distances may give fewer.
+    As `HierarchicalTokenPooling` of sentence-transformers. Clusters are Ward's, of cosine distances, in the order of
+    their first vectors; at least one, at most ``max(n // factor, 1)``: equal distances may give fewer.
 
     Example:
         >>> page = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6], [-1.0, 0.0]])

@@ -144,8 +144,9 @@ def _reduced(
 ) -> dict[str, nn.Module]:
     """Reduced copies of ``dense`` by name, which share its weights."""
     found: dict[str, nn.Module] = {}
+    behind: Sequence[Selector | None] = selectors or [None]
     for method in methods or ([parse_method("none")] if selectors else []):
-        for selector in selectors or [None]:
+        for selector in behind:
             words = [] if method.kind == "none" and selector is not None else [method.describe()]
             words += [] if selector is None else [selector.describe()]
             model = shared_copy(dense)

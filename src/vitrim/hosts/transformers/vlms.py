@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +196,7 @@ class _Qwen(PackedCells, HuggingFaceVLM):
     tower_name = "visual"
     in_cells = True
     cell_by_cell = True
-    types = "mm_token_type_ids"
+    types: ClassVar[str | None] = "mm_token_type_ids"
 
     @classmethod
     def cell(cls, model: Any) -> int:

@@ -61,7 +61,7 @@ class ReducedModel(lmms):
         if not getattr(self.processor, "chat_template", None):
             raise VitrimError(f"{pretrained} has no chat template, which makes prompts of questions and images")
         self.processor.tokenizer.padding_side = "left"  # answers begin where prompts end
-        model = AutoModelForImageTextToText.from_pretrained(pretrained, dtype=dtype, trust_remote_code=False)
+        model: Any = AutoModelForImageTextToText.from_pretrained(pretrained, dtype=dtype, trust_remote_code=False)
         self.model = model.to(self.device).eval()
         select, method = (None if text is None else text.strip("'\"") for text in (select, method))
         self.reduction = None
