@@ -148,7 +148,10 @@ def _from_table(
     if task in (None, "classification"):
         texts = partial(class_texts, source, files)
         return checked_call(from_table, "a table of images")(table, source, chosen, texts, **options)
-    forms: dict[str, Callable[..., AnyDataset]] = {"segmentation": masks_from_table, "retrieval": pages_from_table}
+    forms: dict[str | None, Callable[..., AnyDataset]] = {
+        "segmentation": masks_from_table,
+        "retrieval": pages_from_table,
+    }
     form: Callable[..., AnyDataset] = forms.get(task, boxes_from_table)
     return checked_call(form, f"a table for {task}")(table, source, chosen, **options)
 
