@@ -23,7 +23,7 @@ ROOMS = (
 
 MEASURE = ("SearchSpec", "analyze_records", "compare_analyses", "evaluate", "train_grid", "tune_grid")
 """Public names other than commands that need torchmetrics."""
-READ = ("DataSpec", "Exported", "FileSpec", "JudgedData", "ScoredData", "open_data")
+READ = ("DataSpec", "Exported", "FileSpec", "JudgedData", "PageData", "ScoredData", "open_data")
 """Public names that need torchvision's transforms, and nothing of `UNUSED`."""
 UNUSED = ("transformers", "torchvision.models.vision_transformer", "timm.models.eva", "datasets", "matplotlib")
 

@@ -21,8 +21,8 @@ MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(vitrim.__path__, "vitrim.")
     if not module.name.startswith("vitrim.cli")  # its docstrings are help texts
-    # what is loaded inside vLLM alone
-    if not module.name.startswith("vitrim.serving.vllm.") or module.name.endswith((".vllm", ".setting"))
+    # what is loaded inside vLLM or lmms-eval alone
+    if not module.name.startswith("vitrim.serving.") or module.name.endswith((".vllm", ".lmms_eval", ".setting"))
 )
 
 SHOWN = {

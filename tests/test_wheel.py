@@ -26,7 +26,7 @@ names = ["vitrim.cli"]
 if "all" in sys.argv:
     names = [module.name for module in pkgutil.walk_packages(vitrim.__path__, "vitrim.")]
 for name in names:
-    if not name.endswith("__main__") and not name.startswith("vitrim.serving.vllm."):  # vLLM is installed elsewhere
+    if not name.endswith("__main__") and not name.startswith("vitrim.serving."):  # servers are installed elsewhere
         importlib.import_module(name)
 from vitrim.core.registry import methods
 from vitrim.training.recipe import load_recipe

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from vitrim.measure.evaluation import evaluate
     from vitrim.measure.export import export
     from vitrim.measure.freeze import freeze
-    from vitrim.measure.inputs import DataSpec, JudgedData, ScoredData, open_data
+    from vitrim.measure.inputs import DataSpec, JudgedData, PageData, ScoredData, open_data
     from vitrim.measure.latency import Budget
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
@@ -83,6 +83,7 @@ __all__ = [
     "Needs",
     "OwnBlock",
     "OwnHost",
+    "PageData",
     "Pictures",
     "PlacedModel",
     "Prompt",
@@ -168,7 +169,7 @@ _NAMES = {
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("ModelSpec", "PlacedModel", "ScoredModel", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),
-    "vitrim.measure.inputs": ("DataSpec", "JudgedData", "ScoredData", "open_data"),
+    "vitrim.measure.inputs": ("DataSpec", "JudgedData", "PageData", "ScoredData", "open_data"),
     "vitrim.measure.latency": ("Budget",),
     "vitrim.engines.prefill": ("Prompt",),
     "vitrim.measure.profile": ("profile",),

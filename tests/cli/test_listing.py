@@ -124,7 +124,7 @@ def test_families_in_cells_and_compact_ones_are_named(run: Run) -> None:
     _, out, _ = run("hosts", "qwen")
     lines = " ".join(out.split())
     assert "as wholes (docs/hosts.md, cells): transformers Qwen2-VL, transformers Qwen3-VL" in lines
-    assert "image tokens one by one: LLaVA; PaliGemma; ViP-LLaVA" in lines
+    assert "image tokens one by one: ColPali; LLaVA; PaliGemma; ViP-LLaVA" in lines
     assert "refused: LLaVA-NeXT, LLaVA-OneVision; Qwen2.5-VL" in lines
 
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli.options import Data, Dtype, Files, Machine, MethodsBesideDense, Model, Scoring, Setup, Sizes
+from vitrim.cli.options import (
+    Data,
+    Dtype,
+    Files,
+    Machine,
+    MethodsBesideDense,
+    Model,
+    PageScoring,
+    Setup,
+    Sizes,
+)
 from vitrim.cli.output import Output
 from vitrim.progress import is_first_process, progress
 
@@ -39,7 +49,7 @@ def evaluate(
     data: Data,
     methods: MethodsBesideDense = None,
     files: Files,
-    scoring: Scoring,
+    scoring: PageScoring,
     how: Evaluating,
     machine: Machine,
     output: Output,
@@ -47,6 +57,8 @@ def evaluate(
     """Score reduced models next to the dense model on labelled images. Accuracy, agreement, cosine, MACs, tokens.
 
     MODEL may be an exported file. --file scores files beside their model, with the standard error of the difference.
+
+    A retriever of pages (ColPali, ColQwen2) is scored by nDCG@5, with vectors and bytes per page.
 
     All methods run on the same batches, in one pass over the data. If it is interrupted, partial results are kept.
     Several processes share the batches: accelerate launch -m vitrim eval ...

@@ -19,7 +19,7 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from vitrim.engines.exported import Exported
     from vitrim.engines.prefill import Prompt
-    from vitrim.measure.inputs import DataSpec, ScoredData
+    from vitrim.measure.inputs import DataSpec, PageData, ScoredData
 
 METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
 MethodTexts = Annotated[list[str], METHOD]
@@ -283,6 +283,24 @@ class Scoring(Setup):
     def read(self, data: Data) -> ScoredData:
         changes = parse_options(self.protocol, "protocol option")
         return data.read(protocol=changes, batch_size=self.batch_size, workers=self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageScoring(Scoring):
+    select: Annotated[
+        list[str] | None,
+        typer.Option(help="of a retriever of pages: a selector of image tokens after every method; may repeat"),
+    ] = None
+    pool_factor: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="of a retriever of pages: also pool the dense model's vectors; may repeat"),
+    ] = None
+
+    def read(self, data: Data) -> PageData:
+        from vitrim.measure.inputs import PageData
+
+        pages = PageData.of(super().read(data))
+        return dataclasses.replace(pages, select=self.select or (), pool_factors=self.pool_factor or ())
 
 
 # ---- from groups to options ------------------------------------------------------------------------------------------

@@ -121,6 +121,13 @@ class Library:
             f"{type(model).__name__} has no text tower: take a CLIP or SigLIP of transformers or open_clip"
         )
 
+    def token_vectors(self, model: nn.Module, items: Sequence[Any]) -> list[Tensor]:
+        """(n, D) vectors, one per token, of each of ``items``: images of pages (PIL), or queries (texts)."""
+        raise VitrimError(
+            f"{type(model).__name__} makes no vector of every token: take a retriever of pages, such as "
+            "transformers' ColPaliForRetrieval"
+        )
+
     def embedding_name(self, model: nn.Module) -> str:
         """The embedding in a few words, such as "class token"."""
         return "what the classifier reads" if self.classifiers(model) else "the model's output"

@@ -23,6 +23,7 @@ from vitrim.data.tables import (
     from_table,
     masks_from_table,
     open_table,
+    pages_from_table,
     parquet_files,
 )
 from vitrim.errors import DataError, VitrimError, unknown
@@ -54,22 +55,23 @@ def load_data(
     * `hfds/owner/name`: a dataset of the Hugging Face Hub.
 
     Args:
-        task: `segmentation`, `detection` or `instances` (detection with outlines). None, `classification` and
-            `multilabel` mean the source's labels of whole images.
+        task: `segmentation`, `detection`, `instances` (detection with outlines) or `retrieval` (pages with queries).
+            None, `classification` and `multilabel` mean the source's labels of whole images.
         split: `val`, `valid` and `validation` are equivalent in files and folders. Optional if there is only one or, on
             the Hub, if there is a `validation` split. `0.1`, or `train:0.1` of a part, is the share that a training
             with ``eval_split=0.1`` holds out, see `hold_out`.
         image_column: the column of images in a table, unless it is the only one.
         label_column: the column of labels in a table, unless it is called `label`, `labels` or `fine_label`, or is the
             only one with class labels or integers. Strings become labels in sorted order: of the train split, or of all
-            splits without one. For dense tasks the column of masks or boxes.
+            splits without one. For dense tasks the column of masks or boxes, for retrieval that of queries, `query`.
         options: of the reader, by name; for tables of dense tasks `num_classes` and `ignore`, see
             `SegmentationDataset`; for any source `class_names`, in the order of the labels: a list, or a file with a
             name per line.
 
     Returns:
         A dataset of ((C, H, W) float32 in [0, 1], int label), or ((C, H, W), (K,) float32 of 0 and 1), until its
-            `transform` is replaced; for dense tasks a `SegmentationDataset` or a `DetectionDataset`.
+            `transform` is replaced; for dense tasks a `SegmentationDataset` or a `DetectionDataset`, for retrieval a
+            `PageDataset`.
 
     Raises:
         DataError: source, reader, split or column does not exist or is ambiguous; files are missing or damaged; labels
@@ -146,7 +148,11 @@ def _from_table(
     if task in (None, "classification"):
         texts = partial(class_texts, source, files)
         return checked_call(from_table, "a table of images")(table, source, chosen, texts, **options)
-    form: Callable[..., AnyDataset] = masks_from_table if task == "segmentation" else boxes_from_table
+    forms: dict[str | None, Callable[..., AnyDataset]] = {
+        "segmentation": masks_from_table,
+        "retrieval": pages_from_table,
+    }
+    form: Callable[..., AnyDataset] = forms.get(task, boxes_from_table)
     return checked_call(form, f"a table for {task}")(table, source, chosen, **options)
 
 

@@ -16,6 +16,7 @@ from vitrim.data.dataset import ImageDataset
 from vitrim.data.dense import IGNORED, DetectionDataset, SegmentationDataset
 from vitrim.data.folders import numbered
 from vitrim.data.objects import from_corner_and_size
+from vitrim.data.pages import PageDataset
 from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files, visible
 from vitrim.errors import DataError, check_installed, first_line
 
@@ -23,6 +24,7 @@ _BYTES, _PATHS = ("binary", "null"), ("string", "null")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 _MASK_COLUMNS = ("annotation", "mask", "label", "segmentation")
 _OBJECTS_COLUMN = "objects"
+_QUERY_COLUMN = "query"
 _BOX, _CATEGORY = "bbox", "category"
 _SIZE_COLUMNS = ("height", "width")
 
@@ -294,6 +296,21 @@ def read_labels(table: Any, name: str, source: str, texts: Texts) -> tuple[np.nd
             f"train split: {listed(class_names)}"
         )
     return np.array([index[value] for value in values], dtype=np.int64), class_names
+
+
+def pages_from_table(
+    table: Any, source: str, split: str | None, *, image_column: str | None = None, label_column: str | None = None
+) -> PageDataset:
+    """The dataset of a table with a column of images of pages, and one of texts, by default `query`.
+
+    A row is a page and a query that it answers; a page without one has null there.
+    """
+    image = find_image_column(table.features, image_column, source)
+    column = label_column or _QUERY_COLUMN
+    if column not in table.features or kind_of(table.features[column]) != "text":
+        raise column_error("label", "of queries (strings)", column, [], table.features, source)
+    queries = arrow_column(table, column).to_pylist()
+    return PageDataset(Rows(table, image), queries=queries, source=source, split=split)
 
 
 # ---- masks and boxes -----------------------------------------------------------------------------------------------

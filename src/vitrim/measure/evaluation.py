@@ -26,7 +26,7 @@ from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
 from vitrim.measure.in_files import AnyModel, MethodsAndFiles, check_alike, file_words, load, parted, place_of, size_of
-from vitrim.measure.inputs import EMBEDDING, ScoredData, task_name, untrained_methods
+from vitrim.measure.inputs import EMBEDDING, RETRIEVAL, PageData, ScoredData, task_name, untrained_methods
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (
@@ -41,6 +41,7 @@ from vitrim.measure.probes import (
     Tokens,
 )
 from vitrim.measure.records import Processes, Row, read
+from vitrim.measure.retrieval import evaluate_pages
 from vitrim.measure.run import Findings, Measurement, Partial
 from vitrim.measure.task_data import DATASETS, data_facts, open_task, task_of
 from vitrim.report import Report
@@ -98,7 +99,8 @@ def evaluate(
             reduced, its own reduction. Exported files among them are scored on the same images.
         data: a source or a dataset, see `vitrim.open_data`, or a `vitrim.ScoredData`. Or batches, read once: pairs of
             images (B, C, H, W) and targets, which are labels (B,) for classification, and (B, K) of 0 and 1 for several
-            labels per image. With batches, the task of a `vitrim.ScoredData` may be multilabel or a `Task`.
+            labels per image. With batches, the task of a `vitrim.ScoredData` may be multilabel or a `Task`. For a
+            retriever of pages a table with queries, or a `vitrim.PageData`.
         out: folder that stores intermediate results every half minute, or `vitrim.ScoredResults`, which can also
             request the ``decisions`` (`vitrim.measure.decisions.Decisions`) and a classifier's ``predictions``: a row
             per image with its index, file, label, and every model's class and probability.
@@ -112,7 +114,9 @@ def evaluate(
             ``tokens_at_end`` (see `vitrim.measure.probes`), ``saved`` (share of the dense MACs), for tasks with scores
             by class ``classes``, and ``loss_error``, the standard error of the change against dense on the same images
             (for boxes only with pycocotools); with top-1 also ``loss`` and ``kl``, the divergence from the dense model.
-            Rows of files without the dense model in fp32 first lack what compares with it. Its ``record`` is the output
+            Rows of files without the dense model in fp32 first lack what compares with it. Of a retriever: ``images``
+            (pages), ``queries``, ``ndcg5``, ``vectors`` and their ``bytes`` per page, ``loss`` and ``loss_error`` (over
+            queries), see `vitrim.measure.retrieval`. Its ``record`` is the output
             of ``vitrim eval --json``.
 
     Raises:
@@ -126,7 +130,7 @@ def evaluate(
         >>> [(row["method"], row["tokens_per_block"][0]) for row in evaluate(model, "tome:r=8", batches).rows]
         [('dense', 101), ('tome:r=8', 93)]
     """
-    spec, images, results = ScoredModel.of(model), ScoredData.of(data), ScoredResults.of(out)
+    spec, images, results = ScoredModel.of(model), PageData.of(data), ScoredResults.of(out)
     configs, files = parted(methods)
     if results.predictions is not None:
         check_predictions(Path(results.predictions))
@@ -137,6 +141,17 @@ def evaluate(
     with seeded_draws(device, seed):
         loaded, others = load(spec, "cpu", configs)
         check_alike(loaded, list(files.values()), others)
+        if isinstance(loaded.model, nn.Module) and task_name(loaded, images.task) == RETRIEVAL:
+            if files or others or results != ScoredResults():
+                raise VitrimError(
+                    "pages are scored in one go, as the processor prepares them: leave files, image sizes, out, "
+                    "decisions and predictions out"
+                )
+            return evaluate_pages(
+                loaded, configs, images, device=device, dtype=dtype, seed=seed, on_progress=on_progress
+            )
+        if images.select or images.pool_factors:
+            raise VitrimError(f"select and pool_factors are of retrievers of pages, and {loaded.name} is none")
         task, dataset, data = _task_and_images(loaded, images, results, others)
         opened = open_models(
             [loaded, *others], task, dataset, data, configs, list(files.values()), device=processes.device or device,

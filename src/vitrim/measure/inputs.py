@@ -28,6 +28,8 @@ EMBEDDING = "embedding"
 """Task of a model without a classifier."""
 ZERO_SHOT = "zero_shot"
 """Task of a model with a text tower, which gets the names of the classes."""
+RETRIEVAL = "retrieval"
+"""Task of a model that makes vectors of pages and of queries."""
 
 
 @checked
@@ -77,6 +79,20 @@ class ScoredData(DataSpec):
     protocol: Mapping[str, Any] | None = None
     batch_size: Positive = 32
     workers: Natural = 0
+
+
+@checked
+class PageData(ScoredData):
+    """Pages with queries, for a retriever, and what makes their vectors fewer.
+
+    Attributes:
+        select: selectors of image tokens, after every method.
+        pool_factors: also pool the dense model's vectors, n of a page to about n / factor, see
+            `vitrim.measure.late_interaction.pooled`.
+    """
+
+    select: Sequence[Selector | str] = ()
+    pool_factors: Sequence[Annotated[int, Field(ge=2)]] = ()
 
 
 JUDGED = 30

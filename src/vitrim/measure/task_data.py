@@ -17,6 +17,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import Loaded, as_trained
 from vitrim.measure.inputs import (
     EMBEDDING,
+    RETRIEVAL,
     ZERO_SHOT,
     ScoredData,
     at_all_sizes,
@@ -107,6 +108,8 @@ def open_task(
     if not isinstance(by_number, bool) and by_number != "names":
         raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true, false or names")
     name = task_name(loaded, spec.task)
+    if name == RETRIEVAL:
+        raise VitrimError(f"{type(loaded.model).__name__} finds pages for queries: vitrim eval measures that")
     if name == EMBEDDING and not embeddings:
         raise VitrimError(
             f"this needs a classifier, and {type(loaded.model).__name__} is taken by its embeddings: vitrim eval, "

@@ -1,1 +1,1 @@
-"""Selectors of image tokens inside servers of language models: one folder per server."""
+"""Selectors of image tokens inside servers of language models and harnesses that score them: one folder per package."""

@@ -12,13 +12,14 @@ from typing import TypeVar
 from vitrim.core.tables import discover, enter
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
+from vitrim.data.pages import PageDataset
 from vitrim.errors import check_known
 
-AnyDataset = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
+AnyDataset = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset | PageDataset
 Reader = Callable[..., AnyDataset]
 R = TypeVar("R", bound=Reader)
 
-TASKS = ("classification", "multilabel", "segmentation", "detection", "instances")
+TASKS = ("classification", "multilabel", "segmentation", "detection", "instances", "retrieval")
 """Tasks that data can be for."""
 WITH_LABELS = TASKS[:2]
 """Tasks with labels of whole images, which need not be named."""

@@ -72,6 +72,9 @@ VISION_LANGUAGE: dict[str, str] = of_modules(
         "qwen2_vl": "vlms:Qwen2VL Qwen2VLModel Qwen2VLForConditionalGeneration",
         "qwen3_vl": "vlms:Qwen3VL Qwen3VLModel Qwen3VLForConditionalGeneration",
         "qwen2_5_vl": "vlms:Qwen25VL Qwen2_5_VLModel Qwen2_5_VLForConditionalGeneration",
+        "colpali": "retrievers:ColPali ColPaliForRetrieval",
+        "colqwen2": "retrievers:ColQwen2 ColQwen2ForRetrieval",
+        "colmodernvbert": "retrievers:ColModernVBert ColModernVBertForRetrieval",
     }
 )
 
@@ -125,6 +128,9 @@ LIBRARIES: dict[str, str] = {"transformers": "library:TransformersLibrary"} | of
         "videomae": "video:VideoLibrary VideoMAEModel VideoMAEForVideoClassification",
         "vjepa2": "video:VideoLibrary VJEPA2Model VJEPA2ForVideoClassification",
         "yolos": "yolos:YolosLibrary YolosModel YolosForObjectDetection",
+        "colpali": "retrievers:RetrieverLibrary ColPaliForRetrieval",
+        "colqwen2": "retrievers:RetrieverLibrary ColQwen2ForRetrieval",
+        "colmodernvbert": "retrievers:RetrieverLibrary ColModernVBertForRetrieval",
     }
 )
 

@@ -43,10 +43,10 @@ class PromptHook(Installed):
     def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Shorten the inputs of ``called``, the whole model or the part without its head."""
         names = tuple(inspect.signature(type(called).forward).parameters)[1:]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = self.family.read({**dict(zip(names, args, strict=False)), **kwargs})
         prompt = ImagePrompt(self.family, self.model, given, self.trace, self.choosing)
         if prompt.follows():
-            return (), prompt.compact(called)[0]
+            return (), self.family.handed(self.model, prompt.compact(called)[0])
         cache = cache_of(given)
         behind: Tensor | None = getattr(cache, BEHIND, None)
         if behind is None or given.get("position_ids") is not None:
@@ -222,8 +222,7 @@ class HuggingFaceVLM(PromptFamily):
         holder: Any = model
         if choosing is not None:
             holder.vitrim_choosing = choosing
-        # By identity: where base_model is the model itself, it gets one hook.
-        for called in {id(part): part for part in (model, holder.base_model)}.values():
+        for called in cls.called(model):
             called.register_forward_pre_hook(PromptHook(cls, model, trace, choosing), with_kwargs=True)
         if choosing is not None and not cls.has_axes(model):  # those record it themselves
             holder.base_model.register_forward_hook(CacheHook(choosing), with_kwargs=True)

@@ -33,7 +33,7 @@ class PackedCells(PackedImages):
         with torch.no_grad():
             for own, (_, rows, columns) in zip(patches.split(grids.prod(dim=1).tolist()), grids.tolist(), strict=True):
                 side = tower.spatial_merge_size
-                pixels = cells_of(model.config.vision_config, own, cls.pixel_std)
+                pixels = cells_of(model.base_model.config.vision_config, own, cls.pixel_std)
                 kept.append(selector.kept_cells(pixels.unflatten(0, (rows // side, columns // side))).flatten())
         area = tower.spatial_merge_size**2
         every = torch.cat(kept).repeat_interleave(area)

@@ -47,15 +47,32 @@ class PromptFamily(VisionLanguage):
         return {"pixel_values": images.flatten(0, 1)}
 
     @classmethod
+    def called(cls, model: Any) -> list[nn.Module]:
+        """The modules that users call with prompts: the whole model, and that without its head."""
+        return [model] if model.base_model is model else [model, model.base_model]
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs of a call, with images in the form that their encoder reads."""
+        return given
+
+    @classmethod
+    def handed(cls, model: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs of `ImagePrompt.compact`, with image features in the form that the model's forward takes."""
+        return given
+
+    @classmethod
     @torch.no_grad()
     def image_tokens(cls, model: Any, images: Tensor) -> int:
-        output = model.base_model.get_image_features(**cls.image_inputs(model, images[:1, :1]), return_dict=True)
+        given = cls.read(cls.image_inputs(model, images[:1, :1]))
+        output = model.base_model.get_image_features(**given, return_dict=True)
         return len(cls.images(output, 1)[0])
 
     @classmethod
     def prompts(cls, model: Any, images: Tensor, text: int, places: int) -> dict[str, Any]:
-        placeholder = model.config.image_token_id
-        taken = {value for name, value in model.config.to_dict().items() if name.endswith("token_id")}
+        config = model.base_model.config
+        placeholder = config.image_token_id
+        taken = {value for name, value in config.to_dict().items() if name.endswith("token_id")}
         # Any id that means nothing special will do: only the length of a prompt is measured.
         word = next(number for number in range(len(taken) + 1) if number not in taken)
         ids = prompt_rows(images, text, places, word, placeholder)
@@ -79,7 +96,7 @@ class PromptFamily(VisionLanguage):
     @classmethod
     def placeholder(cls, model: Any, kind: str) -> int:
         """The id in place of an image's or video's feature in a prompt."""
-        return getattr(model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
+        return getattr(model.base_model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
 
     @classmethod
     def resizes(cls, model: nn.Module) -> bool:
@@ -138,7 +155,7 @@ class PromptFamily(VisionLanguage):
             if selector.drops_cells and not cls.drops_cells:
                 raise UnsupportedModelError(
                     f"the tower of {type(model).__name__} reads every patch of an image: {selector.name} leaves some "
-                    "out for those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5"
+                    "out for those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and ColQwen2"
                 )
             if not selector.drops_cells and not cls.resizes(model):
                 raise UnsupportedModelError(
@@ -174,7 +191,7 @@ class PromptFamily(VisionLanguage):
     def layers(cls, model: Any, given: Mapping[str, Any]) -> list[int]:
         """The indices in ``hidden_states`` that the connector reads; empty if it reads the tower's output."""
         layer = given.get("vision_feature_layer")
-        layer = getattr(model.config, "vision_feature_layer", None) if layer is None else layer
+        layer = getattr(model.base_model.config, "vision_feature_layer", None) if layer is None else layer
         return [layer] if isinstance(layer, int) else list(layer or [])
 
     @classmethod
@@ -201,3 +218,15 @@ class PromptFamily(VisionLanguage):
     def images(cls, output: Any, number: int) -> list[Tensor]:
         """The features (n, D) of every image in the connector's output."""
         return list(output.pooler_output)
+
+
+def embedded(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of `ImagePrompt.compact` with embeddings (B, M, D) that contain the features, in place of both."""
+    left = dict(given)
+    ids, pooled = left.pop("input_ids"), left.pop("mm_encoder_outputs")["image"].pooler_output
+    features = pooled if isinstance(pooled, Tensor) else torch.cat(list(pooled))
+    embeddings: Tensor = model.get_input_embeddings()(ids)
+    places = (ids == model.base_model.config.image_token_id).unsqueeze(-1)
+    # Row i of the features belongs to the i-th placeholder.
+    left["inputs_embeds"] = embeddings.masked_scatter(places, features.to(embeddings.device, embeddings.dtype))
+    return left

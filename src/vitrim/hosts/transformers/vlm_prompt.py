@@ -405,7 +405,7 @@ class ImagePrompt:
 
     def placeholders(self) -> list[int]:
         """The placeholder of every kind that the model has."""
-        found = [getattr(self.model.config, f"{kind}_token_id", None) for kind in PIXELS]
+        found = [getattr(self.model.base_model.config, f"{kind}_token_id", None) for kind in PIXELS]
         return [number for number in found if number is not None]
 
     def encoder(self, kind: str) -> Any:
@@ -437,7 +437,7 @@ class ImagePrompt:
                 return [(1, rows, columns) for rows, columns in torch.as_tensor(given[name]).tolist()]
         if given.get("image_position_ids") is not None:  # column and row of every patch, -1 for padding
             return [(1, rows, columns) for columns, rows in (given["image_position_ids"].amax(dim=1) + 1).tolist()]
-        side = getattr(getattr(self.model.config, "vision_config", None), "patch_size", None)
+        side = getattr(getattr(self.model.base_model.config, "vision_config", None), "patch_size", None)
         # with tokens that end rows, sizes are of whole images, and features of their tiles
         tiled = hasattr(self.model.base_model, "image_newline")
         if given.get("image_sizes") is None or not isinstance(side, int) or tiled:

@@ -104,7 +104,9 @@ class PackedImages:
     @classmethod
     def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
         pixels, grids = "pixel_values" if kind == "image" else "pixel_values_videos", f"{kind}_grid_thw"
-        patches, grid, places = smaller_patches(model.config.vision_config, given[pixels], given[grids], selector)
+        patches, grid, places = smaller_patches(
+            model.base_model.config.vision_config, given[pixels], given[grids], selector
+        )
         return SmallerImages({pixels: patches, grids: grid}, places)
 
 

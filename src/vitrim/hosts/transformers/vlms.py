@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class _Fixed(HuggingFaceVLM):
 
     @classmethod
     def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
-        side, tower = model.config.vision_config.patch_size, cls.tower(model)
+        side, tower = model.base_model.config.vision_config.patch_size, cls.tower(model)
         pixels, grid, few = smaller_pixels(given["pixel_values"], selector, (side, side))
         further = host_of(tower).facts(tower).num_prefix - (cls.dropped(model, given) or 0)
         places = [middles(grid, few, further)] * len(pixels)
@@ -65,7 +65,7 @@ class Llava(_Fixed):
 
     @classmethod
     def dropped(cls, model: Any, given: Mapping[str, Any]) -> int | None:
-        strategy = given.get("vision_feature_select_strategy") or model.config.vision_feature_select_strategy
+        strategy = given.get("vision_feature_select_strategy") or model.base_model.config.vision_feature_select_strategy
         return int(strategy == "default")
 
     @classmethod
@@ -130,7 +130,7 @@ class Idefics3(HuggingFaceVLM):
 
     @classmethod
     def cell(cls, model: Any) -> int:
-        return model.config.scale_factor  # type: ignore[no-any-return]
+        return model.base_model.config.scale_factor  # type: ignore[no-any-return]
 
     @classmethod
     def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ class InternVL(HuggingFaceVLM):
 
     @classmethod
     def cell(cls, model: Any) -> int:
-        return int(1 / model.config.downsample_ratio + 0.5)
+        return int(1 / model.base_model.config.downsample_ratio + 0.5)
 
     @classmethod
     def resizes(cls, model: nn.Module) -> bool:
@@ -159,7 +159,7 @@ class InternVL(HuggingFaceVLM):
 
     @classmethod
     def smaller(cls, model: Any, given: Mapping[str, Any], kind: str, selector: ImageSelector) -> SmallerImages:
-        rows, columns = (cls.cell(model) * side for side in model.config.vision_config.patch_size)
+        rows, columns = (cls.cell(model) * side for side in model.base_model.config.vision_config.patch_size)
         pixels, grid, few = smaller_pixels(given["pixel_values"], selector, (rows, columns))
         if few[1] != few[2]:
             raise VitrimError(
@@ -196,7 +196,7 @@ class _Qwen(PackedCells, HuggingFaceVLM):
     tower_name = "visual"
     in_cells = True
     cell_by_cell = True
-    types = "mm_token_type_ids"
+    types: ClassVar[str | None] = "mm_token_type_ids"
 
     @classmethod
     def cell(cls, model: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 from vitrim.core.plan import HostFacts
 from vitrim.core.selection import Selector
@@ -20,6 +20,7 @@ from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.selecting import ChosenTokens
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 from vitrim.hosts.transformers.vlm_cells import PackedCells
+from vitrim.hosts.transformers.vlm_family import embedded
 from vitrim.hosts.transformers.vlm_smaller import PackedImages
 
 FOUR_ROWS = frozenset({
@@ -45,7 +46,7 @@ class AnyVLM(HuggingFaceVLM):
 
     @classmethod
     def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
-        named = isinstance(getattr(model.config, "image_token_id", None), int)
+        named = isinstance(getattr(model.base_model.config, "image_token_id", None), int)
         if not named or not hasattr(model.base_model, "get_image_features"):
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no placeholder of images (config.image_token_id) or no call that makes "
@@ -166,7 +167,7 @@ class Glm4V(PackedImages, AnyVLM):
 
     @classmethod
     def placeholder(cls, model: Any, kind: str) -> int:
-        return model.config.image_token_id  # type: ignore[no-any-return]
+        return model.base_model.config.image_token_id  # type: ignore[no-any-return]
 
 
 class Blip2(AnyVLM):
@@ -175,10 +176,7 @@ class Blip2(AnyVLM):
     @classmethod
     def generate(cls, model: Any, given: Mapping[str, Any], *args: Any) -> Any:
         left = {name: value for name, value in given.items() if value is not None}
-        ids, features = left.pop("input_ids"), left.pop("mm_encoder_outputs")["image"].pooler_output
-        embeddings: Tensor = model.get_input_embeddings()(ids)
-        places = (ids == model.config.image_token_id).unsqueeze(-1)
-        embeddings = embeddings.masked_scatter(places, features.to(embeddings.device, embeddings.dtype))
-        if model.language_model.config.is_encoder_decoder:
-            return model.language_model.generate(*args, inputs_embeds=embeddings, **left)
-        return model.language_model.generate(*args, inputs_embeds=embeddings, input_ids=ids, **left)
+        shorter = embedded(model, left)
+        if not model.language_model.config.is_encoder_decoder:
+            shorter["input_ids"] = left["input_ids"]
+        return model.language_model.generate(*args, **shorter)
