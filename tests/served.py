@@ -24,7 +24,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.idefics3 import Idefics3VisionConfig
 
 import vitrim
-from vitrim.core.versions import is_older
 
 WORDS = 160
 NEW = 20
@@ -222,18 +221,6 @@ def glm4v() -> tuple[Any, Any]:
     return config, transformers.Glm4vProcessor(images, tokenizer(names), videos)
 
 
-def paddleocr_vl() -> tuple[Any, Any]:
-    vision = {**VISION, "spatial_merge_size": 2}
-    config = transformers.PaddleOCRVLConfig(
-        vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE}, **QWEN_IDS
-    )
-    images = transformers.PaddleOCRVLImageProcessor(
-        patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=128 * 128
-    )
-    names = ["<|IMAGE_PLACEHOLDER|>", "<|VIDEO_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
-    return config, transformers.PaddleOCRVLProcessor(images, tokenizer(names, image_token=names[0]))
-
-
 def internvl() -> tuple[Any, Any]:
     vision = {**VISION, "image_size": [64, 64], "patch_size": [8, 8]}
     config = transformers.InternVLConfig(
@@ -353,8 +340,6 @@ FAMILIES = {
     # its prefix cache asks for a linear layer
     "qwen3_5": Served(qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}),
     "glm4v": Served(glm4v, **GLM, sizes=WIDE),
-    # images of other sizes have other features in vLLM than in transformers 5.19
-    "paddleocr_vl": Served(paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
     "internvl": Served(internvl, "<IMG_CONTEXT>", "<video>", sizes=WIDE),
     "gemma3": Served(gemma3, "<start_of_image>", rename=CLIP),
     "gemma4": Served(gemma4, "<|image|>", "<|video|>", sizes=WIDE),
@@ -411,11 +396,6 @@ Answer = tuple[list[int], list[float]]
 
 def by_transformers(model: Any, processor: Any, asked: Sequence[Prompt], select: str | None) -> list[Answer]:
     """Greedy tokens of every prompt by itself, and their log-probabilities."""
-    if select is not None and type(model).__name__.startswith("PaddleOCR") and is_older("transformers", "5.21"):
-        return [
-            (by_hand if prompt[1] else by_transformers)(model, processor, [prompt], select if prompt[1] else None)[0]
-            for prompt in asked
-        ]
     if select is not None:
         vitrim.reduce_(model, select=select)
     found = []

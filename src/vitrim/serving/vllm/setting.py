@@ -58,7 +58,6 @@ FAMILIES = {
     "Glm4vForConditionalGeneration": ServedFamily(
         "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", videos=True, axes=True
     ),
-    "PaddleOCRVLForConditionalGeneration": ServedFamily("PaddleOCR-VL", "qwen:ServedPaddleOCRVL", axes=True),
     "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", videos=True),
     "Gemma3ForConditionalGeneration": ServedFamily("Gemma 3", "tiles:ServedGemma3"),
     "Gemma4ForConditionalGeneration": ServedFamily("Gemma 4", "llava:ServedGemma4", videos=True),
