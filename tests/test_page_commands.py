@@ -93,8 +93,9 @@ def check(name: str, given: dict[str, Any]) -> None:
     for text in [methods] if isinstance(methods, str) else methods:
         if not text.startswith(READERS) and text != "all":
             parse_method(text)
-    if given.get("select"):
-        parse_selector(given["select"])
+    selectors = given.get("select") or ()
+    for text in [selectors] if isinstance(selectors, str) else selectors:
+        parse_selector(text)
     if given.get("target"):
         Target.parse(given["target"])
     if given.get("grid"):
