@@ -110,6 +110,16 @@ def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> Non
     assert "CHECKPOINT" not in html("result", result=result)
 
 
+def test_a_last_block_of_the_class_token_alone_is_explained(service: Service, ship: bytes) -> None:
+    html = page_file().html
+    whole, alone = (
+        service.run(ship, Settings(MODEL, "tome", 4, f"last_block={last}")) for last in ("full", "class_token")
+    )
+    assert alone.reduced[0].side.tokens[-1] == 1
+    assert "the head reads the class token alone" in html("result", result=alone)
+    assert "the head reads the class token alone" not in html("result", result=whole)
+
+
 @pytest.mark.parametrize(
     ("image", "changes", "message"),
     [

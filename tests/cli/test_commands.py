@@ -21,11 +21,12 @@ from vitrim.cli.output import resumable
 OWN = {
     "bench": {"--precision", "--figure"},  # several values; a picture of times
     "compare": {"--precision", "--figure"},
-    # engines that run files, and by default those that are here; image sizes to try, by default those around the own
-    "optimize": {"--out", "--resume", "--engine", "--precision", "--img-size"},
+    # engines that run files, and by default those that are here; image sizes to try, by default those around the own;
+    # images that are needed, as by freeze
+    "optimize": {"--out", "--resume", "--engine", "--precision", "--img-size", "--images"},
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
-    "freeze": {"--method", "--out"},  # one; a file, not a folder
+    "freeze": {"--method", "--out", "--images"},  # one; a file, not a folder
     "export": {"--precision", "--out", "--img-size"},  # one each; a file, not a folder
     "eval": {"--out", "--resume"},
     "tune": {

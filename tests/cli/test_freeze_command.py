@@ -34,4 +34,4 @@ def test_it_prints_the_setting_and_saves_it(run: Run) -> None:
 
 
 def test_it_needs_images(run: Run) -> None:
-    refused(run, "--images is missing", *FREEZE)
+    refused(run, "Missing option '--images'", *FREEZE)

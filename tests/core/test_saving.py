@@ -75,6 +75,15 @@ def test_a_model_of_another_depth_is_refused_and_stays_as_it_was(tmp_path: Path)
     vitrim.reduce_(model, "tome:r=2")
 
 
+def test_a_saved_reduction_knows_the_model_that_its_setting_was_found_for(tmp_path: Path) -> None:
+    reduction = vitrim.reduce_(vit(), write(tmp_path / "best.json", tuned(vit())))
+    reduction.save(tmp_path / "saved")
+    assert vitrim.Reduction.load(vit(), tmp_path / "saved").config == reduction.config
+    for load in (vitrim.Reduction.load, lambda model, folder: vitrim.reduce_(model, f"@{folder}")):
+        with pytest.raises(VitrimError, match=r"blocks 3, not 4.*do not fit"):
+            load(vit(depth=4), tmp_path / "saved")
+
+
 def test_the_note_of_the_model_is_kept_by_a_copy_of_the_config(tmp_path: Path) -> None:
     config = vitrim.parse_method(write(tmp_path / "best.json", tuned(vit())))
     assert config.model_copy().made_for == config.made_for

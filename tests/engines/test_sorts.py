@@ -22,9 +22,11 @@ class Sorts(nn.Module):
 @pytest.mark.slow  # exports
 def test_only_what_is_read_is_sorted_and_only_stable_sorts_stay_so() -> None:
     program = torch.export.export(Sorts(), (torch.zeros(2, 7),))
-    nodes = list(to_onnx(Graph(program, "first", "{}", 20, torch.float32)).model.graph)
-    sorts = [node for node in nodes if node.op_type == "TopK"]
+    graph = to_onnx(Graph(program, "first", "{}", 20, torch.float32)).model.graph
+    sorts = [node for node in graph if node.op_type == "TopK"]
     assert [int(node.inputs[1].const_value.numpy().item()) for node in sorts] == [3, 7, 7]
+    assert [[output.shape[1] for output in node.outputs] for node in sorts] == [[3, 3], [7, 7], [7, 7]]
+    assert [name for name, value in graph.initializers.items() if not value.uses()] == []
     assert [ANY_TIE in node.name for node in sorts] == [False, False, True]
 
 

@@ -560,7 +560,7 @@ def test_the_command(
     assert record["command"] == "optimize"
     assert record["sentence"] in out.replace("\n", " ")
     assert exit_code(monkeypatch, "optimize", "test_vit") == 2
-    assert "--images is missing: methods are compared on images" in capsys.readouterr().err
+    assert "Missing option '--images'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("limit", "third"), [(None, 12), (30, 10)])

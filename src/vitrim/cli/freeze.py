@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import Compute, Images, Limit, Model
+from vitrim.cli.options import Compute, Limit, Model, NeededImages
 from vitrim.cli.output import Output
-from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
 
@@ -20,7 +19,7 @@ def freeze(
         str, typer.Option("--method", "-m", help="an adaptive method, e.g. atm:align=16, or @FILE with one")
     ],
     out: Annotated[Path, typer.Option(help="the file, for -m @FILE")] = Path("frozen.json"),
-    images: Images,
+    images: NeededImages,
     limit: Limit = None,
     compute: Compute,
     output: Output,
@@ -30,8 +29,6 @@ def freeze(
     The static setting runs at any batch size, compiles and exports. With align=16 it leaves multiples of 16 tokens,
     which engines compute faster. --limit sets the number of images; default: 512.
     """
-    if images.source is None:
-        raise VitrimError("--images is missing: counts are means over images")
     with progress(f"loading {model.name}") as signs:
         from vitrim.measure.freeze import freeze as fix
 

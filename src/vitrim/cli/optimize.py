@@ -11,21 +11,20 @@ import typer
 from vitrim.cli.options import (
     Compute,
     DataOptions,
-    Images,
     Limit,
     MethodsBesideDense,
     Model,
+    NeededImages,
     Preprocess,
     Setup,
     Sizes,
 )
 from vitrim.cli.output import Output, resumable
-from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledImages(Images):
+class LabelledImages(NeededImages):
     data_option: DataOptions = None
 
 
@@ -85,8 +84,6 @@ def optimize(
     Methods race on a third of the images. The dense model is timed on every engine in every precision. The file is
     chosen on the second third, and scored once on the last.
     """
-    if images.source is None:
-        raise VitrimError("--images is missing: methods are compared on images, best with labels")
     with resumable(aim.out / "study.jsonl"), progress(f"loading {model.name}") as signs:
         from vitrim.measure.inputs import JudgedData
         from vitrim.results import FileResults

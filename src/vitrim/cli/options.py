@@ -243,6 +243,11 @@ class Images(Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeededImages(Images):
+    source: Annotated[str, typer.Option("--images", help="as --data of `vitrim eval`")] = dataclasses.field()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompting(Setup):
     text_tokens: Annotated[
         int | None, typer.Option(min=1, max=2**20, help="of a vision-language model's prompt; default: 32")

@@ -23,9 +23,9 @@ from vitrim.core.registry import (
     find_host,
     find_prompted,
     host_of,
-    make_method,
     parse_method,
     parse_selector,
+    saved_config,
     support_libraries,
     supported_parts,
     vision_language,
@@ -566,7 +566,7 @@ class Reduction:
         saved = read_reduction(folder)
         compact = bool(saved.get("compact"))
         part = model if compact else saved_part(model, saved, folder)
-        holder, config = model if saved.get("whole") else None, make_method(saved["method"], **saved["options"])
+        holder, config = model if saved.get("whole") else None, saved_config(saved)
         selector = parse_selector(saved["select"]) if saved.get("select") else None
         reduction = _reduce(holder, part, config, record, compact, selector)
         try:

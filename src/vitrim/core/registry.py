@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -473,7 +473,7 @@ def parse_method(text: str) -> MethodConfig:
         if isinstance(found, str):
             return parse_method(found)
         try:
-            config = make_method(found["method"], **found["options"])
+            config = saved_config(found)
         except VitrimError as error:
             hint = "" if found["method"] in methods() else "; import the file that registers it if it is your own"
             raise VitrimError(f"{path}: {error}{hint}") from None
@@ -482,9 +482,15 @@ def parse_method(text: str) -> MethodConfig:
             raise VitrimError(
                 f"{path} is of version {found['version']} of {config.name}, this vitrim has version {version}"
             )
-        return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
+        return config
     name, options = read_options(text, "tome:r=13")
     return make_method(name, **options)
+
+
+def saved_config(saved: Mapping[str, Any]) -> MethodConfig:
+    """The method of a file's entries, which knows the model that a search, or `freeze`, found it for."""
+    config = make_method(saved["method"], **saved["options"])
+    return config.found_for(saved["tuned"]["made_for"]) if saved.get("tuned") else config
 
 
 def parse_selector(text: str | Selector) -> Selector:

@@ -127,7 +127,8 @@ def write_reduction(
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
     written = {**_named(config), "model": type(model).__name__, "weights": REDUCERS_FILE if weights else None}
-    further = {"module": module, "compact": compact, "whole": whole, "select": select}
+    origin = None if config.made_for is None else {"made_for": dict(config.made_for)}
+    further = {"module": module, "compact": compact, "whole": whole, "select": select, "tuned": origin}
     written |= {name: value for name, value in further.items() if value}
     # Last: a folder without it is no saved reduction, so an interrupted save is not read.
     write_text(folder / CONFIG_FILE, json.dumps(written, indent=2) + "\n")

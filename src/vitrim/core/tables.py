@@ -82,8 +82,9 @@ def libraries() -> tuple[str, ...]:
 
 
 def missing_libraries() -> tuple[str, ...]:
-    """The `libraries` that are not installed."""
-    return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
+    """The `libraries` that are not installed. A folder of such a name, say of weights, has no origin: no library."""
+    found = {library: importlib.util.find_spec(library) for library in libraries()}
+    return tuple(library for library, spec in found.items() if spec is None or spec.origin is None)
 
 
 def written_table(library: str, table: str) -> Mapping[str, str]:

@@ -387,7 +387,7 @@ def with_another_scale(self: Any, x: Tensor, state: Any, rows: int | None, given
 
 COMPUTES = "a Block computes something else than what its reduced form was told; name its norms, attention and MLP"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "patch size": ({"patch_size": 8}, r"37 tokens enter its blocks, and 1 \+ 3 x 3 are 10; say heads, num_prefix"),
+    "patch size": ({"patch_size": 8}, r"37 tokens enter its blocks, and 1 \+ 3 x 3 are 10; say heads, e.g."),
     "prefix": ({"num_prefix": 2}, r"37 tokens enter its blocks, and 2 \+ 6 x 6 are 38"),
     "no class token": ({"heads": ("no class token",)}, r"37 tokens enter its blocks, and 0 \+ 6 x 6 are 36"),
     "no such part": (

@@ -138,7 +138,10 @@ def to_onnx(graph: Graph) -> Any:
 
 
 def _sort_first(topk: Any) -> None:
-    """Sort only as many entries as the graph reads, where slices read the first ones."""
+    """Sort only as many entries as the graph reads, where slices read the first ones.
+
+    Shapes follow, and a count that no sort reads goes: ONNX Runtime warns of both where it opens a file.
+    """
     # Every use must read the same first entries, or a shorter sort would leave something out.
     uses = [use.node for output in topk.outputs for use in output.uses()]
     if not uses or any(node.op_type != "Slice" or len(node.inputs) < 5 for node in uses):
@@ -148,7 +151,12 @@ def _sort_first(topk: Any) -> None:
     starts, ends, axes, steps = (set(each) for each in zip(*read, strict=True))
     (end, *others) = ends
     if not others and end and every and end < every and starts == {0} and steps == {1} and axes == {axis}:
+        count = topk.inputs[1]
         topk.replace_input_with(1, uses[0].inputs[2])
+        for output in topk.outputs:
+            output.shape[axis] = end
+        if not count.uses():
+            del topk.graph.initializers[count.name]
 
 
 def _whole_number(value: Any) -> int | None:

@@ -84,7 +84,7 @@ class TrialRun:
         if x.shape[1] != wanted:
             raise self.wrong(
                 f"{x.shape[1]} tokens enter its blocks, and {self.facts.num_prefix} + {rows} x {columns} are {wanted}",
-                "say heads, num_prefix, image_size and patch_size",
+                'say heads, e.g. ("no class token",), num_prefix, image_size and patch_size',
             )
         weights = shaken(block)
         whole, last = self.reduced(block, None), self.reduced(block, 1)
