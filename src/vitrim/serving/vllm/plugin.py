@@ -14,7 +14,17 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
 
 from vitrim.errors import VitrimError
-from vitrim.serving.vllm.setting import FAMILIES, PREFIX, asked, family_of
+from vitrim.serving.vllm.setting import (
+    ANY,
+    FAMILIES,
+    FIELD,
+    PREFIX,
+    VARIABLES,
+    check_fits,
+    family_of,
+    selector_of,
+    setting_of,
+)
 
 LIBRARY = EngineArgs.create_model_config
 """vLLM's own function."""
@@ -52,11 +62,16 @@ def changed(given: Any, changes: dict[str, Any], config: Any) -> Any:
 
 def create_model_config(self: Any) -> Any:
     """vLLM's configuration; with a setting, that of the selecting architecture; `VitrimError` if it does not fit."""
-    selector = asked(self.additional_config, os.environ)
+    if FIELD in (self.mm_processor_kwargs or {}):
+        raise VitrimError(f"{FIELD} in mm_processor_kwargs is for requests: set {VARIABLES['select']} for the server")
+    setting = setting_of(self.additional_config, os.environ)
     plain = LIBRARY(self)
-    if selector is None:
+    if setting is None:
         return plain
-    architecture, family = family_of(plain.architectures, plain.hf_config, selector)
+    architecture, family = family_of(plain.architectures, plain.hf_config)
+    for text in (setting.select, *(setting.allowed or ())):
+        if text != ANY:
+            check_fits(selector_of(text), family)
     if plain.model_impl not in IMPLEMENTATIONS:
         raise VitrimError(
             f"model_impl={plain.model_impl}: image tokens are selected in vLLM's own models: leave it out, or take "
@@ -64,7 +79,11 @@ def create_model_config(self: Any) -> Any:
         )
     # vLLM's own arguments stay as the user gave them.
     args = copy.copy(self)
-    changes = {"architectures": [PREFIX + architecture], "vitrim_select": selector.describe()}
+    changes = {
+        "architectures": [PREFIX + architecture],
+        "vitrim_select": setting.select,
+        "vitrim_allowed": setting.allowed,
+    }
     given = self.hf_overrides
     args.hf_overrides = partial(changed, given, changes) if callable(given) else {**(given or {}), **changes}
     if family.videos:

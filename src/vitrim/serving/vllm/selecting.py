@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, ClassVar
@@ -10,12 +11,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.processing import PromptUpdateDetails
+from vllm.multimodal.processing.context import TimingContext
 
-from vitrim.core.registry import parse_selector
 from vitrim.core.selection import Choice, FrameGrid
 from vitrim.hosts.shared.selecting import Candidates, choose
-from vitrim.serving.vllm.setting import mark, stay
+from vitrim.serving.vllm.setting import FAMILIES, FIELD, PREFIX, Setting, check_fits, mark, selector_of, stay
+
+CARRIED = {"image": "vitrim_image"}
+"""Names of the setting of an item among its tensors, by modality."""
+
+
+def encoded(setting: str) -> Tensor:
+    """(n,) uint8: a setting as vLLM carries it from its processor to its model."""
+    return torch.tensor([*setting.encode()], dtype=torch.uint8)
+
+
+def decoded(setting: Tensor) -> str:
+    """The setting, from `encoded`."""
+    return bytes(setting.tolist()).decode()
 
 
 class Selecting:
@@ -33,8 +48,7 @@ class Selecting:
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        model = vllm_config.model_config
-        self.vitrim_selector, self.vitrim_width = parse_selector(model.hf_config.vitrim_select), model.get_hidden_size()
+        self.vitrim_width = vllm_config.model_config.get_hidden_size()
 
     @staticmethod
     def tile(config: Any) -> int | None:
@@ -54,6 +68,7 @@ class Selecting:
 
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
         """Embeddings (n, C) of every image, of the kept tokens."""
+        carried = [kwargs.pop(name) for name in CARRIED.values() if name in kwargs]
         found = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         if found is None or not len(found):
             return found
@@ -65,10 +80,13 @@ class Selecting:
             pieces += [(place, part, grid) for part, grid in zip(parts, grids, strict=True)]
         # Behind the width of the language model follow features for its further layers: a choice reads the first.
         width = self.vitrim_width
-        images = [Candidates(part[:, :width], _all(part), grid=grid) for _, part, grid in pieces]
+        settings = [decoded(own) for own in carried[0]]
         left: list[list[Tensor]] = [[] for _ in found]
-        for (place, part, grid), choice in zip(pieces, choose(self.vitrim_selector, images), strict=True):
-            left[place].append(self.left(part, choice, grid))
+        for setting in dict.fromkeys(settings):
+            own = [piece for piece in pieces if settings[piece[0]] == setting]
+            images = [Candidates(part[:, :width], _all(part), grid=grid) for _, part, grid in own]
+            for (place, part, grid), choice in zip(own, choose(selector_of(setting), images), strict=True):
+                left[place].append(self.left(part, choice, grid))
         return [torch.cat(parts) for parts in left]
 
     def left(self: Any, part: Tensor, choice: Choice, grid: FrameGrid) -> Tensor:
@@ -88,13 +106,44 @@ class Cutting:
 
     kind: type[Selecting]
 
-    # a server that takes embeddings asks for those of modalities whose limit is 0, too
+    def _setting(self: Any, kwargs: Mapping[str, object]) -> tuple[str, dict[str, object]]:
+        """The setting of a request, from its ``mm_processor_kwargs``, and the rest of these, which is vLLM's."""
+        config = self.info.ctx.model_config.hf_config
+        own, rest = Setting.of_model(config), dict(kwargs)
+        setting = own.asked(rest.pop(FIELD, own.select))
+        check_fits(selector_of(setting), FAMILIES[config.architectures[0].removeprefix(PREFIX)])
+        return setting, rest
+
     def get_dummy_inputs(self: Any, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
+        # a server that takes embeddings asks for those of modalities whose limit is 0, too
         counts = {modality: count for modality, count in mm_counts.items() if modality == "image"}
-        return super().get_dummy_inputs(seq_len, counts, mm_options)  # type: ignore[misc]
+        made = super().get_dummy_inputs(seq_len, counts, mm_options)  # type: ignore[misc]
+        settings = Setting.of_model(self.info.ctx.model_config.hf_config).reserved()
+        given = made.hf_processor_mm_kwargs
+        tried = [replace(made, hf_processor_mm_kwargs={**given, FIELD: setting}) for setting in settings]
+        return max(tried, key=self._length) if len(tried) > 1 else tried[0]
+
+    def _length(self: Any, inputs: Any) -> int:
+        return len(self.apply(inputs, TimingContext(enabled=False))["prompt_token_ids"])
+
+    def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
+        setting, rest = self._setting(hf_kwargs)
+        found = super()._apply_hf_processor_main(mm_items, rest)  # type: ignore[misc]
+        for modality, count in mm_items.get_all_counts().items():
+            found[CARRIED[modality]] = [encoded(setting)] * count
+        return found
+
+    def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]) -> Any:
+        _, rest = self._setting(hf_processor_mm_kwargs)
+        found = super()._get_mm_fields_config(hf_inputs, rest)  # type: ignore[misc]
+        carried = {
+            name: MultiModalFieldConfig.batched(modality, keep_on_cpu=True) for modality, name in CARRIED.items()
+        }
+        return {**found, **carried}
 
     def _get_mm_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
-        found = super()._get_mm_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
+        _, rest = self._setting(hf_processor_mm_kwargs)
+        found = super()._get_mm_prompt_updates(mm_items, rest, out_mm_kwargs)  # type: ignore[misc]
         return {
             modality: [
                 [self._cut(update, out_mm_kwargs[modality][place]) for update in updates]
@@ -109,7 +158,7 @@ class Cutting:
         embed = torch.ones_like(tokens, dtype=torch.bool) if marked is None else marked(update.content.full)
         item = {name: fields[name].data for name in self.kind.grid_fields}
         grids = self.kind.units(config, item, int(embed.sum()))
-        selector = parse_selector(config.vitrim_select)
+        selector = selector_of(decoded(fields[CARRIED[update.modality]].data))
         # The number of kept tokens follows from the grid alone: the prompt is cut before an image is seen.
         keep = stay(embed, [prod(grid) for grid in grids], [selector.count(grid) for grid in grids])
         details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=marked and partial(_same, embed[keep]))
@@ -117,9 +166,9 @@ class Cutting:
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
         # vLLM caches by image: another selector must not find the embeddings of this one.
-        own = mark(parse_selector(self.info.ctx.model_config.hf_config.vitrim_select))
-        found = super()._get_mm_hashes(inputs)  # type: ignore[misc]
-        return {modality: [f"{item}-{own}" for item in items] for modality, items in found.items()}
+        setting, rest = self._setting(inputs.hf_processor_mm_kwargs)
+        found = super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=rest))  # type: ignore[misc]
+        return {modality: [f"{item}-{mark(setting)}" for item in items] for modality, items in found.items()}
 
 
 def _same(mask: Tensor, full: list[int]) -> Tensor:

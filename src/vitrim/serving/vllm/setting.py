@@ -1,4 +1,4 @@
-"""The setting of a server: the selector, its validity there, and the placeholders that it keeps."""
+"""The setting of a server and of its requests: the selector, its validity there, and the placeholders that it keeps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from vitrim.core.selection import ImageSelector, Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.version import __version__
 
-VARIABLE = "VITRIM_SELECT"
-OFF = ("none", "off")
-"""Settings that switch selection off, also if the environment has another one."""
+VARIABLES = {"select": "VITRIM_SELECT", "allowed": "VITRIM_SELECT_ALLOWED"}
+"""Variables of the environment, by their names in ``--additional-config``."""
+FIELD = "vitrim_select"
+"""Name of the setting in a request's ``mm_processor_kwargs``."""
+NONE, OFF = "none", ("none", "off")
+"""The setting without a selection, and its names."""
+ANY = "any"
+"""In the list of allowed settings: all that a server can do."""
+WHOLE = "random:keep=1"
+"""A selector that keeps every token in its place."""
 FREE = "random, pool, divprune, otprune, vidcom2, scope:saliency=none, dart:text_pivots=0 or cdpruner:text=none"
 """Selectors of images that need neither attention nor text."""
 PREFIX = "Vitrim"
@@ -55,25 +62,71 @@ FAMILIES = {
 """Supported models, by the architecture in their configuration."""
 
 
-def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Selector | None:
-    """The selector of ``--additional-config``, or else of the environment, valid in a server; None without a setting.
+class Setting(NamedTuple):
+    """What the images of a server's prompts are reduced by.
 
-    "none" and "off" are no setting.
+    Attributes:
+        select: the setting of requests that give none.
+        allowed: what they may give instead; None: everything that a server can do. The server reserves memory for the
+            largest of its images in these and its own setting.
+    """
+
+    select: str
+    allowed: Sequence[str] | None = None
+
+    @classmethod
+    def of_model(cls, config: Any) -> Setting:
+        """The setting that a model's configuration carries from the plugin to vLLM's processes."""
+        return cls(config.vitrim_select, config.vitrim_allowed)
+
+    def asked(self, text: object) -> str:
+        """The setting of a request that gives ``text``, as `canonical`; `VitrimError` if it is not allowed."""
+        found = canonical(text)
+        own = tuple(dict.fromkeys([self.select, *(self.allowed or ())]))
+        if self.allowed is not None and found not in own and ANY not in own:
+            raise VitrimError(f"{FIELD}={found} is not allowed by this server; allowed: {', '.join(own)}")
+        return found
+
+    def reserved(self) -> list[str]:
+        """The settings whose images need the most memory, one of them the most."""
+        own = [self.select, *(self.allowed or ())]
+        return [NONE] if NONE in own or ANY in own else list(dict.fromkeys(own))
+
+
+def setting_of(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Setting | None:
+    """The setting by ``--additional-config``, or else by the environment; None if nothing is ever selected.
 
     Example:
-        >>> asked({"vitrim": {"select": "divprune:keep=0.25"}}, {}).count(64)
-        16
+        >>> setting_of({"vitrim": {"select": "divprune:keep=0.25"}}, {})
+        Setting(select='divprune:keep=0.25', allowed=None)
+        >>> setting_of(None, {"VITRIM_SELECT_ALLOWED": "divprune:keep=0.25 pool:tokens=64"})
+        Setting(select='none', allowed=['divprune:keep=0.25', 'pool:tokens=64'])
     """
     given = (additional or {}).get("vitrim")
-    if given is None:
-        text = environment.get(VARIABLE) or None
-    else:
-        if not isinstance(given, Mapping) or set(given) != {"select"}:
-            raise VitrimError(f'expected {{"vitrim": {{"select": "divprune:keep=0.25"}}}}, got {{"vitrim": {given!r}}}')
-        text = given["select"]
-    if text is None or text in OFF:
-        return None
-    selector = parse_selector(text)
+    if given is not None and (not isinstance(given, Mapping) or not given or set(given) - set(VARIABLES)):
+        raise VitrimError(
+            f'expected {{"vitrim": {{"select": "divprune:keep=0.25"}}}}, with "allowed": [...] beside it or alone, got '
+            f'{{"vitrim": {given!r}}}'
+        )
+    found = {name: environment[variable] for name, variable in VARIABLES.items() if environment.get(variable)}
+    found |= given or {}
+    listed = found.get("allowed")
+    if isinstance(listed, str):
+        listed = listed.split()
+    if listed is not None and not isinstance(listed, list | tuple):
+        raise VitrimError(f'expected a list of settings in "allowed", got {listed!r}')
+    own = Setting(
+        canonical(found.get("select", NONE)),
+        None if listed is None else [text if text == ANY else canonical(text) for text in listed],
+    )
+    return own if own.select != NONE or own.allowed else None
+
+
+def canonical(text: object) -> str:
+    """A setting, written in one way; `VitrimError` if a server cannot do it."""
+    if text in OFF:
+        return NONE
+    selector = parse_selector(text)  # type: ignore[arg-type]
     if isinstance(selector, ImageSelector):
         smaller = 'set their size there, for Qwen with mm_processor_kwargs={"max_pixels": ...}'
         raise VitrimError(
@@ -88,20 +141,32 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
             why = "needs the attention of the tower, which vLLM's kernels do not give"
         raise VitrimError(f"{selector.describe()} {why}: take {FREE}")
     selector.count(1)  # raises if the number depends on the image
-    return selector
+    return selector.describe()
 
 
-def family_of(architectures: Sequence[str] | None, config: Any, selector: Selector) -> tuple[str, ServedFamily]:
-    """The supported architecture of the model's configuration, and its family; `VitrimError` for a selector that does
-    not fit.
+def selector_of(setting: str) -> Selector:
+    """The selector of a `canonical` setting.
+
+    Example:
+        >>> selector_of("divprune:keep=0.25").count(64), selector_of("none").count(64)
+        (16, 64)
     """
+    return parse_selector(WHOLE if setting == NONE else setting)
+
+
+def family_of(architectures: Sequence[str] | None, config: Any) -> tuple[str, ServedFamily]:
+    """The supported architecture of the model's configuration, and its family."""
     found = next((name for name in architectures or () if name in FAMILIES), None)
     interrupted = getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral"
     if found is None or interrupted:
         what = f"{', '.join(architectures or ['no architecture'])}{' with the tower of Pixtral' * interrupted}"
         covered = ", ".join(dict.fromkeys(family.name for family in FAMILIES.values()))
         raise UnsupportedModelError(f"image tokens of {what} cannot be selected in vLLM; covered: {covered}")
-    family = FAMILIES[found]
+    return found, FAMILIES[found]
+
+
+def check_fits(selector: Selector, family: ServedFamily) -> None:
+    """Raise `VitrimError` if the family cannot place the tokens of a selector."""
     faults = {
         f"positions of {family.name} have three axes, so tokens keep theirs: leave positions out": (
             family.axes and selector.positions == "closed"
@@ -114,12 +179,11 @@ def family_of(architectures: Sequence[str] | None, config: Any, selector: Select
     fault = next((text for text, is_there in faults.items() if is_there), None)
     if fault is not None:
         raise VitrimError(f"{selector.describe()}: {fault}")
-    return found, family
 
 
-def mark(selector: Selector) -> str:
+def mark(setting: str) -> str:
     """Part of a cache's key that identifies the selection."""
-    return sha256(f"vitrim {__version__} {selector.describe()}".encode()).hexdigest()[:16]
+    return sha256(f"vitrim {__version__} {setting}".encode()).hexdigest()[:16]
 
 
 def stay(embed: Tensor, sizes: Sequence[int], counts: Sequence[int]) -> Tensor:
