@@ -406,7 +406,9 @@ class Steps:
 
 
 @contextmanager
-def engine(place: Path, select: str | None, **options: Any) -> Iterator[tuple[Any, Steps]]:
+def engine(
+    place: Path, select: str | None, allowed: Sequence[str] | None = None, **options: Any
+) -> Iterator[tuple[Any, Steps]]:
     """vLLM in this process, on the model in a folder, and what its scheduler does.
 
     Steps are of 24 tokens, and blocks of the prefix cache of 32: prompts are cut, and found there, within images.
@@ -414,8 +416,9 @@ def engine(place: Path, select: str | None, **options: Any) -> Iterator[tuple[An
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    if select is not None:
-        options["additional_config"] = {"vitrim": {"select": select}}
+    own = {name: given for name, given in {"select": select, "allowed": allowed}.items() if given is not None}
+    if own:
+        options["additional_config"] = {"vitrim": own}
     usual = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -436,12 +439,18 @@ def engine(place: Path, select: str | None, **options: Any) -> Iterator[tuple[An
             cleanup_dist_env_and_memory()
 
 
-def by_vllm(llm: Any, asked: Sequence[Prompt]) -> list[Answer]:
-    """The same of vLLM, all prompts in one call."""
+def by_vllm(llm: Any, asked: Sequence[Prompt], select: Sequence[str | None] | None = None) -> list[Answer]:
+    """The same of vLLM, all prompts in one call, each with its own setting if it has one in ``select``."""
     from vllm import SamplingParams
 
     how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0)
-    given = [{"prompt": text, **({"multi_modal_data": {"image": images}} if images else {})} for text, images in asked]
+    given: list[dict[str, Any]] = []
+    for (text, images), own in zip(asked, select or [None] * len(asked), strict=True):
+        given.append({"prompt": text})
+        if images:
+            given[-1]["multi_modal_data"] = {"image": images}
+        if own is not None:
+            given[-1]["mm_processor_kwargs"] = {"vitrim_select": own}
     found = []
     for request in llm.generate(given, how, use_tqdm=False):
         answer = request.outputs[0]

@@ -10,7 +10,7 @@ import pytest
 
 import served
 from vitrim.errors import VitrimError
-from vitrim.serving.vllm.setting import FAMILIES, PREFIX
+from vitrim.serving.vllm.setting import FAMILIES, PREFIX, Setting
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
 
@@ -25,11 +25,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def configured(place: Path, select: str | None = "divprune", **options: Any) -> Any:
+def configured(place: Path, select: str | None = "divprune", allowed: list[str] | None = None, **options: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
-    if select is not None:
-        options["additional_config"] = {"vitrim": {"select": select}}
+    own = {name: given for name, given in {"select": select, "allowed": allowed}.items() if given is not None}
+    if own:
+        options["additional_config"] = {"vitrim": own}
     return EngineArgs(model=str(place), dtype="float32", **options).create_model_config()
 
 
@@ -61,6 +62,45 @@ def test_a_word_switches_selection_off(place: Path, word: str, monkeypatch: pyte
     monkeypatch.setenv("VITRIM_SELECT", "divprune")
     assert configured(place, word).architectures == ["Qwen2VLForConditionalGeneration"]
     assert configured(place, None).architectures == ["VitrimQwen2VLForConditionalGeneration"]
+
+
+def test_a_server_can_select_for_requests_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRIM_SELECT_ALLOWED", "pool off")
+    config = configured(place, None)
+    assert config.architectures == ["VitrimQwen2VLForConditionalGeneration"]
+    assert Setting.of_model(config.hf_config) == Setting("none", ["pool", "none"])
+
+
+def test_what_is_listed_must_fit_the_model(place: Path) -> None:
+    with pytest.raises(VitrimError, match=r"^divprune:positions=closed: positions of Qwen2-VL have three axes"):
+        configured(place, allowed=["any", "divprune:positions=closed"])
+
+
+def test_the_setting_of_a_server_is_not_an_argument_of_its_processor(place: Path) -> None:
+    with pytest.raises(VitrimError, match=r"^vitrim_select in mm_processor_kwargs is for requests: set VITRIM_SELECT"):
+        configured(place, None, mm_processor_kwargs={"vitrim_select": "pool"})
+
+
+@pytest.mark.parametrize(
+    ("select", "allowed", "largest"),
+    [
+        ("divprune:tokens=12", None, 12),
+        ("divprune:tokens=12", [], 12),
+        ("divprune:tokens=12", ["random:tokens=9"], 12),
+        ("divprune:tokens=12", ["random:tokens=20", "random:tokens=15"], 20),
+        ("divprune:tokens=12", ["random:tokens=20", "any"], 64),
+        (None, ["divprune:tokens=12"], 64),
+    ],
+)
+def test_memory_is_for_the_largest_image_of_what_is_listed(
+    place: Path, select: str | None, allowed: list[str] | None, largest: int
+) -> None:
+    """vLLM's own number of an image's tokens, of at most 128 x 128 pixels, in cells of 16 x 16."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
+
+    processor = MULTIMODAL_REGISTRY.create_processor(configured(place, select, allowed))
+    assert get_mm_max_toks_per_item(processor, {"image": 1}, None) == {"image": largest}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -37,10 +37,11 @@ CHUNKS = ("--max-num-batched-tokens", "24", "--max-num-seqs", "8")
 TWO = ("--tensor-parallel-size", "2")
 
 
-def environment(select: str | None) -> dict[str, str]:
+def environment(select: str | None, allowed: str | None = None) -> dict[str, str]:
     usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "VITRIM_"))}
-    return {**kept, **usual, "OMP_NUM_THREADS": "1", **({"VITRIM_SELECT": select} if select else {})}
+    own = {"VITRIM_SELECT": select, "VITRIM_SELECT_ALLOWED": allowed}
+    return {**kept, **usual, "OMP_NUM_THREADS": "1", **{name: given for name, given in own.items() if given}}
 
 
 def command(place: Path, *options: str) -> list[str]:
@@ -57,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @contextmanager
-def running(place: Path, *options: str) -> Iterator[tuple[Any, subprocess.Popen[bytes]]]:
+def running(place: Path, *options: str, allowed: str | None = None) -> Iterator[tuple[Any, subprocess.Popen[bytes]]]:
     """A client of a server, and the server."""
     import openai
 
@@ -66,7 +67,10 @@ def running(place: Path, *options: str) -> Iterator[tuple[Any, subprocess.Popen[
         port = free.getsockname()[1]
     log = place / f"{port}.log"
     usual = ("--port", str(port), "--served-model-name", "tiny", "--chat-template", str(place / "template.jinja"))
-    with log.open("w") as out, guarded.started(command(place, *usual, *options), environment(SELECT), out) as run:
+    with (
+        log.open("w") as out,
+        guarded.started(command(place, *usual, *options), environment(SELECT, allowed), out) as run,
+    ):
         end = time.monotonic() + START
         while True:
             if run.poll() is not None or time.monotonic() > end:
@@ -110,17 +114,20 @@ def expected(model: tuple[Path, Any]) -> list[list[int]]:
     return [tokens for tokens, _ in found]
 
 
-def right(client: Any, number: int, expected: list[list[int]]) -> None:
-    """Ask one of the prompts: the answer is that of transformers."""
+def right(client: Any, number: int, expected: list[list[int]], select: str | None = None, left: int = 16) -> None:
+    """Ask one of the prompts: the answer is that of transformers, from ``left`` of 64 patches of an image."""
     text, images = asked()[number]
+    extra: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
+    if select is not None:
+        extra["mm_processor_kwargs"] = {"vitrim_select": select}
     answer = client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": content((text, images))}],
         temperature=0,
         max_tokens=served.NEW,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
+        extra_body=extra,
     )
-    assert answer.usage.prompt_tokens == len(text.split()) + len(images) * (16 - 1)  # 16 of 64 patches are left
+    assert answer.usage.prompt_tokens == len(text.split()) + len(images) * (left - 1)
     assert answer.choices[0].token_ids == expected[number]
 
 
@@ -150,9 +157,26 @@ def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list
 
 
 def test_two_workers_answer_as_one_does(model: tuple[Path, Any], expected: list[list[int]]) -> None:
-    """Each has a half of every layer."""
-    with running(model[0], *TWO) as (client, _), ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda number: right(client, number, expected), range(len(expected))))
+    """Each has a half of every layer. Requests choose among what is allowed; the rest is refused by a line."""
+    import openai
+    from transformers import AutoProcessor
+
+    place, made = model
+    dense = served.by_transformers(made, AutoProcessor.from_pretrained(place), asked(), None)
+    whole = [tokens for tokens, _ in dense]
+    allowed = {"allowed": "none pool:tokens=9"}
+    with running(place, *TWO, "--trust-request-mm-kwargs", **allowed) as (client, _), ThreadPoolExecutor(4) as pool:
+        for text, words in {
+            "random": "allowed: divprune:keep=0.25, none, pool:tokens=9",
+            "divprun": "'divprune'",
+        }.items():
+            with pytest.raises(openai.BadRequestError, match=words) as caught:
+                right(client, 1, expected, text)
+            assert "\n" not in caught.value.body["message"]
+        plain = [pool.submit(right, client, number, expected) for number in range(len(expected))]
+        chosen = [pool.submit(right, client, number, whole, "none", 64) for number in range(len(whole))]
+        for answered in plain + chosen:
+            answered.result()
 
 
 @pytest.mark.full  # vLLM gives both replicas two minutes to start, which a busy machine exceeds

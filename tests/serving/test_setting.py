@@ -12,33 +12,86 @@ import torch
 
 import vitrim
 from vitrim.errors import UnsupportedModelError, VitrimError
-from vitrim.serving.vllm.setting import FAMILIES, FREE, asked, family_of, mark, stay
+from vitrim.serving.vllm.setting import (
+    FAMILIES,
+    FREE,
+    Setting,
+    canonical,
+    check_fits,
+    family_of,
+    mark,
+    selector_of,
+    setting_of,
+    stay,
+)
 
 ROOT = Path(__file__).parents[2]
 PLAIN = SimpleNamespace(vision_config=SimpleNamespace(model_type="clip_vision_model"))
 
 
 def test_nothing_is_asked_for_without_a_setting() -> None:
-    assert asked(None, {}) is None
-    assert asked({"other": 1}, {"VITRIM_SELECT": ""}) is None
+    assert setting_of(None, {}) is None
+    assert setting_of({"other": 1}, {"VITRIM_SELECT": "", "VITRIM_SELECT_ALLOWED": ""}) is None
 
 
 @pytest.mark.parametrize("word", ["none", "off"])
 def test_a_word_switches_selection_off(word: str) -> None:
-    assert asked({}, {"VITRIM_SELECT": word}) is None
-    assert asked({"vitrim": {"select": word}}, {"VITRIM_SELECT": "pool"}) is None
+    assert setting_of({}, {"VITRIM_SELECT": word}) is None
+    assert setting_of({"vitrim": {"select": word}}, {"VITRIM_SELECT": "pool"}) is None
+    assert setting_of({"vitrim": {"select": word, "allowed": []}}, {}) is None
 
 
 def test_options_of_the_server_go_before_the_environment() -> None:
     given = {"vitrim": {"select": "random:tokens=9"}}
-    assert asked(given, {"VITRIM_SELECT": "pool"}).describe() == "random:tokens=9"
-    assert asked({}, {"VITRIM_SELECT": "pool:tokens=4"}).describe() == "pool:tokens=4"
+    assert setting_of(given, {"VITRIM_SELECT": "pool"}) == Setting("random:tokens=9")
+    assert setting_of({}, {"VITRIM_SELECT": "pool:tokens=4"}) == Setting("pool:tokens=4")
+    bound = {"VITRIM_SELECT": "pool", "VITRIM_SELECT_ALLOWED": "divprune:keep=.5 off"}
+    assert setting_of(given, bound) == Setting("random:tokens=9", ["divprune:keep=0.5", "none"])
+    assert setting_of({"vitrim": {"allowed": ["any"]}}, bound) == Setting("pool", ["any"])
+
+
+def test_a_server_can_select_for_requests_alone() -> None:
+    assert setting_of({}, {"VITRIM_SELECT_ALLOWED": "pool"}) == Setting("none", ["pool"])
+    assert setting_of({}, {"VITRIM_SELECT_ALLOWED": "any"}) == Setting("none", ["any"])
+    assert setting_of({"vitrim": {"select": "off"}}, {"VITRIM_SELECT_ALLOWED": "any"}) == Setting("none", ["any"])
+
+
+def test_requests_choose_among_what_is_allowed() -> None:
+    own = Setting("divprune:keep=0.25", ["pool:tokens=9", "none"])
+    assert [own.asked(text) for text in ("divprune:keep=.25", "pool:tokens=9", "off")] == [own.select, *own.allowed]
+    with pytest.raises(VitrimError, match=r"^vitrim_select=pool:tokens=8 .*; allowed: divprune:keep=0.25, pool.*=9, n"):
+        own.asked("pool:tokens=8")
+    for fixed in (Setting("pool", []), Setting("pool", ["pool"])):
+        with pytest.raises(VitrimError, match=r"allowed: pool$"):
+            fixed.asked("none")
+    for free in (Setting("pool"), Setting("none", ["pool", "any"])):
+        assert [free.asked(text) for text in ("random:seed=7", "none")] == ["random:seed=7", "none"]
+        with pytest.raises(VitrimError, match="attention"):
+            free.asked("visionzip")
+
+
+def test_memory_is_for_the_largest_of_what_is_listed() -> None:
+    assert Setting("pool").reserved() == ["pool"]
+    assert Setting("pool", ["random", "pool"]).reserved() == ["pool", "random"]
+    assert Setting("pool", ["random", "none"]).reserved() == ["none"]
+    assert Setting("pool", ["any"]).reserved() == Setting("none", ["pool"]).reserved() == ["none"]
+
+
+def test_without_a_selection_every_token_stays_in_its_place() -> None:
+    features = torch.rand(12, 3)
+    assert selector_of("none").mask(features).all()
+    assert selector_of("none").count((2, 2, 3)) == 12
+    assert selector_of("pool") == vitrim.parse_selector("pool")
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"vitrim": "pool"}, "expected"),
+        ({"vitrim": {}}, "expected"),
+        ({"vitrim": {"select": "pool", "allowed": 5}}, "list of settings"),
+        ({"vitrim": {"select": "pool", "allowed": ["pol"]}}, "did you mean 'pool'"),
+        ({"vitrim": {"allowed": ["any", "visionzip"]}}, "attention"),
         ({"vitrim": {"selct": "pool"}}, "expected"),
         ({"vitrim": {"select": 5}}, "expected a selector"),
         ({"vitrim": {"select": "divprun"}}, "divprune"),
@@ -55,49 +108,52 @@ def test_options_of_the_server_go_before_the_environment() -> None:
 )
 def test_bad_settings_are_one_line(given: dict[str, object], words: str) -> None:
     with pytest.raises(VitrimError, match=words) as caught:
-        asked(given, {})
+        setting_of(given, {})
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [*FREE.replace(" or ", ", ").split(", "), "evs:keep=0.5", "vcast"])
 def test_what_needs_features_alone_is_taken(text: str) -> None:
-    assert asked({"vitrim": {"select": text}}, {}) == vitrim.parse_selector(text)
+    assert canonical(text) == vitrim.parse_selector(text).describe()
 
 
 def test_a_model_that_is_not_covered_is_told_which_are() -> None:
-    selector = vitrim.parse_selector("divprune")
     with pytest.raises(UnsupportedModelError, match="covered: LLaVA") as caught:
-        family_of(["WhisperForConditionalGeneration"], PLAIN, selector)
+        family_of(["WhisperForConditionalGeneration"], PLAIN)
     assert all(family.name in str(caught.value) for family in FAMILIES.values())
     pixtral = SimpleNamespace(vision_config=SimpleNamespace(model_type="pixtral"))
     with pytest.raises(UnsupportedModelError, match="Pixtral"):
-        family_of(["LlavaForConditionalGeneration"], pixtral, selector)
+        family_of(["LlavaForConditionalGeneration"], pixtral)
     with pytest.raises(UnsupportedModelError, match="no architecture"):
-        family_of(None, PLAIN, selector)
+        family_of(None, PLAIN)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_positions_that_a_family_cannot_give_are_refused(architecture: str) -> None:
-    other = "closed" if FAMILIES[architecture].axes else "original"
+    name, family = family_of([architecture], PLAIN)
+    assert name == architecture
+    other = "closed" if family.axes else "original"
     with pytest.raises(VitrimError, match="leave positions out"):
-        family_of([architecture], PLAIN, vitrim.parse_selector(f"divprune:positions={other}"))
-    assert family_of([architecture], PLAIN, vitrim.parse_selector("divprune"))[0] == architecture
+        check_fits(vitrim.parse_selector(f"divprune:positions={other}"), family)
+    for text in ("divprune", "pool", "none"):  # what is pooled stands where it was
+        check_fits(selector_of(text), family)
 
 
 def test_what_makes_new_tokens_is_refused_where_tokens_keep_their_places() -> None:
-    for architecture, family in FAMILIES.items():
-        assert family_of([architecture], PLAIN, vitrim.parse_selector("pool"))[1] == family  # stands where it pools
+    for family in FAMILIES.values():
         if family.axes:
             with pytest.raises(VitrimError, match="has no places"):
-                family_of([architecture], PLAIN, vitrim.parse_selector("prumerge"))
+                check_fits(vitrim.parse_selector("prumerge"), family)
         else:
-            assert family_of([architecture], PLAIN, vitrim.parse_selector("prumerge"))[1] == family
+            check_fits(vitrim.parse_selector("prumerge"), family)
 
 
 def test_caches_tell_settings_apart() -> None:
-    texts = ["divprune:keep=0.25", "divprune:keep=0.5", "divprune:tokens=16", "random", "random:seed=1", "pool"]
-    assert len({mark(vitrim.parse_selector(text)) for text in texts}) == len(texts)
-    assert mark(vitrim.parse_selector("random")) == mark(vitrim.parse_selector("random"))
+    texts = ["divprune:keep=0.25", "divprune:keep=0.5", "divprune:tokens=16", "random", "random:seed=1", "pool", "none"]
+    assert len({mark(text) for text in texts}) == len(texts)
+    assert mark("random") == mark("random")
+    assert canonical("divprune:keep=.25") == canonical("divprune:keep=0.25")
+    assert canonical("off") == canonical("none")
 
 
 def test_as_many_placeholders_stay_as_are_counted() -> None:

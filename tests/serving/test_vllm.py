@@ -45,16 +45,22 @@ def answers(name: str, place: Path, model: Any, select: str | None) -> list[serv
 
 @pytest.mark.parametrize("name", served.FAMILIES)
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Text alone, one to three images, and two turns, in one batch that is cut into steps; again from the caches."""
+    """Text alone, one to three images, and two turns, in one batch that is cut into steps; again from the caches.
+
+    Then half of the requests are without a selection.
+    """
     model, prompts, video = served.folder(name, tmp_path), served.prompts(name), served.FAMILIES[name].video
     expected, dense = answers(name, tmp_path, model, SELECT), answers(name, tmp_path, model, None)
     assert [tokens for tokens, _ in expected[1:]] != [tokens for tokens, _ in dense[1:]]  # a selection matters
-    with served.engine(tmp_path, SELECT) as (llm, steps):
+    with served.engine(tmp_path, SELECT, ["none"]) as (llm, steps):
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cut
         steps.cached = 0
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cached
+        twice = [prompt for prompt in prompts for _ in range(2)]
+        both = [answer for pair in zip(expected, dense, strict=True) for answer in pair]
+        same(served.by_vllm(llm, twice, [None, "none"] * len(prompts)), both)
         limits = llm.llm_engine.input_processor.renderer.get_mm_processor().info.allowed_mm_limits
         assert {modality for modality, limit in limits.items() if limit} == {"image"}
         if video is not None:
@@ -140,6 +146,49 @@ def test_settings_share_no_caches(llava: tuple[Path, Any]) -> None:
     assert found[0][0]
     assert all(text == found[0][0] for text, _ in found)
     assert len(set().union(*(images for _, images in found))) == sum(len(images) for _, images in found)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+def test_requests_choose_their_settings(name: str, tmp_path: Path) -> None:
+    """The same images under every setting, in one batch, and one after the other: each is answered as if alone.
+
+    The server itself selects nothing. A setting has its own keys in the caches, however it is written.
+    """
+    model, prompts = served.folder(name, tmp_path), served.prompts(name)[1:]
+    texts = ["none", SELECT, *(OTHERS if name == "llava" else OTHERS[1:])]  # Qwen's tokens keep their places
+    expected = {text: answers(name, tmp_path, model, None if text == "none" else text) for text in texts}
+    expected = {text: own[1:] for text, own in expected.items()}
+    with served.engine(tmp_path, None, ["any"]) as (llm, steps):
+        asked = [(prompt, text) for prompt in prompts for text in texts]
+        wanted = [expected[text][number] for number in range(len(prompts)) for text in texts]
+        same(served.by_vllm(llm, *zip(*asked, strict=True)), wanted)
+        keys = []
+        for text in texts:
+            steps.keys = set()
+            same(served.by_vllm(llm, prompts, [text] * len(prompts)), expected[text])
+            keys.append(steps.keys)
+        assert len(set().union(*keys)) == sum(len(own) for own in keys)
+        steps.keys, steps.cached = set(), 0
+        same(served.by_vllm(llm, prompts), expected["none"])
+        same(served.by_vllm(llm, prompts, ["divprune:keep=.50"] * len(prompts)), expected[SELECT])
+        assert steps.keys == keys[0] | keys[1]
+        assert steps.cached
+
+
+def test_a_bad_request_is_one_line_and_the_next_is_answered(llava: tuple[Path, Any]) -> None:
+    place, model = llava
+    prompts = served.prompts("llava")[1:2]
+    with served.engine(place, SELECT, ["pool:tokens=20"]) as (llm, _):
+        for text, words in {
+            "divprun": "did you mean 'divprune'",
+            "fastervlm": "needs the attention",
+            "random:positions=original": "allowed: divprune:keep=0.5, pool:tokens=20$",
+            "none": "allowed: divprune:keep=0.5, pool:tokens=20$",
+        }.items():
+            with pytest.raises(VitrimError, match=words):
+                served.by_vllm(llm, prompts, [text])
+        for text in (None, "pool:tokens=20", SELECT):
+            same(served.by_vllm(llm, prompts, [text]), answers("llava", place, model, text or SELECT)[1:2])
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])

@@ -129,8 +129,8 @@ class Cutting:
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
         setting, rest = self._setting(hf_kwargs)
         found = super()._apply_hf_processor_main(mm_items, rest)  # type: ignore[misc]
-        for modality, count in mm_items.get_all_counts().items():
-            found[CARRIED[modality]] = [encoded(setting)] * count
+        for modality, name in CARRIED.items():
+            found[name] = [encoded(setting)] * mm_items.get_all_counts().get(modality, 0)
         return found
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]) -> Any:
