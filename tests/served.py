@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -62,6 +63,7 @@ def tokenizer(special: Sequence[str], **named: str) -> Any:
     names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(WORDS - 4))]
     made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_tokens(names[4:])  # some families load as a tokenizer of another kind, which keeps such words
     made.add_special_tokens(list(special))
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made,
@@ -82,6 +84,7 @@ class Served(NamedTuple):
         video: how it writes a video; None: the family takes none.
         sizes: widths and heights of images.
         rename: names of weights that vLLM reads otherwise than transformers writes them.
+        options: of the server, without which vLLM does not run it.
     """
 
     make: Callable[[], tuple[Any, Any]]
@@ -89,6 +92,7 @@ class Served(NamedTuple):
     video: str | None = None
     sizes: tuple[tuple[int, int], ...] = ((64, 64),)
     rename: tuple[tuple[str, str], ...] = ()
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 LLAMA = transformers.LlamaConfig(**TEXT)
@@ -190,6 +194,42 @@ def qwen3_vl() -> tuple[Any, Any]:
     return qwen(config, "Qwen3VLProcessor", "Qwen3VLVideoProcessor")
 
 
+def qwen3_5() -> tuple[Any, Any]:
+    vision = {**QWEN_VISION, "num_position_embeddings": 64}
+    linear = {"layer_types": ["full_attention"] * 2}  # vLLM has the linear ones of a CPU in bfloat16 alone
+    rope = {**ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0}
+    config = transformers.Qwen3_5Config(
+        vision_config=vision, text_config={**TEXT, **linear, "rope_parameters": rope}, **QWEN_IDS
+    )
+    return qwen(config, "Qwen3VLProcessor", "Qwen3VLVideoProcessor")
+
+
+def glm4v() -> tuple[Any, Any]:
+    """GLM-4.6V's small model; it has the class of GLM-4.1V."""
+    vision = {**QWEN_VISION, "image_size": 64}
+    del vision["intermediate_size"]
+    names = ["<|image|>", "<|video|>"] + [f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")]
+    keys = ["image", "video", "image_start", "image_end", "video_start", "video_end"]
+    ids = {f"{key}_token_id": WORDS + number for number, key in enumerate(keys)}
+    text = {key: value for key, value in TEXT.items() if key not in ("head_dim", "bos_token_id", "eos_token_id")}
+    rope = {**ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
+    config = transformers.Glm4vConfig(vision_config=vision, text_config={**text, "rope_parameters": rope}, **ids)
+    sizes = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
+    how = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": sizes}
+    images, videos = transformers.Glm4vImageProcessor(**how), transformers.Glm4vVideoProcessor(**how)
+    return config, transformers.Glm4vProcessor(images, tokenizer(names), videos)
+
+
+def paddleocr_vl() -> tuple[Any, Any]:
+    vision = {**VISION, "spatial_merge_size": 2}
+    config = transformers.PaddleOCRVLConfig(
+        vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE}, **QWEN_IDS
+    )
+    images = transformers.PaddleOCRVLImageProcessor(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=128 * 128)
+    names = ["<|IMAGE_PLACEHOLDER|>", "<|VIDEO_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
+    return config, transformers.PaddleOCRVLProcessor(images, tokenizer(names, image_token=names[0]))
+
+
 def internvl() -> tuple[Any, Any]:
     vision = {**VISION, "image_size": [64, 64], "patch_size": [8, 8]}
     config = transformers.InternVLConfig(
@@ -236,6 +276,39 @@ def gemma3() -> tuple[Any, Any]:
     return config, transformers.Gemma3Processor(images, words, image_seq_length=16)
 
 
+def gemma4() -> tuple[Any, Any]:
+    text = transformers.Gemma4TextConfig(
+        **{**TEXT, "num_key_value_heads": 1, "initializer_range": 0.05},  # embeddings are tied
+        sliding_window=64,
+        layer_types=["sliding_attention", "full_attention"],
+        hidden_size_per_layer_input=0,
+        global_head_dim=32,
+    )
+    vision = transformers.Gemma4VisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        patch_size=8,
+        pooling_kernel_size=2,
+        position_embedding_size=64,
+        default_output_length=70,
+    )
+    keys = ["image", "boi", "eoi", "audio", "boa", "eoa"]
+    ids = {f"{key}_token_id": WORDS + number for number, key in enumerate(keys) if key != "eoa"}
+    config = transformers.Gemma4Config(
+        text_config=text, vision_config=vision, audio_config=None, eoa_token_index=WORDS + 5, video_token_id=WORDS + 6, **ids
+    )
+    how = {"patch_size": 8, "pooling_kernel_size": 2, "max_soft_tokens": 70}
+    named = {f"{key}_token": f"<|{key}|>" for key in keys}
+    words = tokenizer([*named.values(), "<|video|>"], **named)
+    images, videos = transformers.Gemma4ImageProcessor(**how), transformers.Gemma4VideoProcessor(**how)
+    sounds = transformers.Gemma4AudioFeatureExtractor()
+    return config, transformers.Gemma4Processor(sounds, images, words, videos, image_seq_length=70)
+
+
 def shuffled(family: str) -> tuple[Any, Any]:
     """SmolVLM or Idefics 3: images are cut into tiles of 64 pixels, and a small whole image comes last."""
     visions = transformers.SmolVLMVisionConfig if family == "SmolVLM" else Idefics3VisionConfig
@@ -266,8 +339,12 @@ FAMILIES = {
     "qwen2_vl": Served(qwen2_vl, **QWEN, sizes=WIDE),
     "qwen2_5_vl": Served(qwen2_5_vl, **QWEN, sizes=WIDE),
     "qwen3_vl": Served(qwen3_vl, **QWEN, sizes=WIDE),
+    "qwen3_5": Served(qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}),  # caches ask for linear ones
+    "glm4v": Served(glm4v, "<|begin_of_image|><|image|><|end_of_image|>", "<|begin_of_video|><|video|><|end_of_video|>", WIDE),
+    "paddleocr_vl": Served(paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", sizes=WIDE),
     "internvl": Served(internvl, "<IMG_CONTEXT>", "<video>", sizes=WIDE),
     "gemma3": Served(gemma3, "<start_of_image>", rename=CLIP),
+    "gemma4": Served(gemma4, "<|image|>", "<|video|>", sizes=WIDE),
     "smolvlm": Served(partial(shuffled, "SmolVLM"), sizes=WIDE),
     "idefics3": Served(partial(shuffled, "Idefics3"), sizes=WIDE),
 }

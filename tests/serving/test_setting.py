@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +171,17 @@ def test_placeholders_of_another_form_are_refused() -> None:
         stay(rows, [4], [2])
     with pytest.raises(VitrimError, match="expected 5 placeholders"):
         stay(rows, [5], [2])
+
+
+def test_the_page_names_every_family_and_its_positions() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = page.split("| family |")[1].split("\n\n")[0].splitlines()[2:]
+    found = {}
+    for names, *_, positions in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
+        found |= dict.fromkeys(re.sub(r" \(.*?\)", "", names).split(", "), positions)
+    assert found == {
+        name: "kept" if family.axes else "closed up" for family in FAMILIES.values() for name in family.name.split(", ")
+    }
 
 
 def test_the_entry_point_and_the_families_are_there() -> None:

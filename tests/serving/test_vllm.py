@@ -49,15 +49,16 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
     Then half of the requests are without a selection.
     """
-    model, prompts, video = served.folder(name, tmp_path), served.prompts(name), served.FAMILIES[name].video
+    model, prompts, family = served.folder(name, tmp_path), served.prompts(name), served.FAMILIES[name]
+    video, options = family.video, dict(family.options)
     expected, dense = answers(name, tmp_path, model, SELECT), answers(name, tmp_path, model, None)
     assert [tokens for tokens, _ in expected[1:]] != [tokens for tokens, _ in dense[1:]]  # a selection matters
-    with served.engine(tmp_path, SELECT, ["none"]) as (llm, steps):
+    with served.engine(tmp_path, SELECT, ["none"], **options) as (llm, steps):
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cut
         steps.cached = 0
         same(served.by_vllm(llm, prompts), expected)
-        assert steps.cached
+        assert steps.cached or not options.get("enable_prefix_caching", True)
         twice = [prompt for prompt in prompts for _ in range(2)]
         both = [answer for pair in zip(expected, dense, strict=True) for answer in pair]
         same(served.by_vllm(llm, twice, [None, "none"] * len(prompts)), both)
@@ -173,6 +174,9 @@ def test_requests_choose_their_settings(name: str, tmp_path: Path) -> None:
         same(served.by_vllm(llm, prompts, ["divprune:keep=.50"] * len(prompts)), expected[SELECT])
         assert steps.keys == keys[0] | keys[1]
         assert steps.cached
+        other = f"random:positions={'original' if name == 'llava' else 'closed'}"
+        with pytest.raises(VitrimError, match="leave positions out"):
+            served.by_vllm(llm, prompts[:1], [other])
 
 
 def test_a_bad_request_is_one_line_and_the_next_is_answered(llava: tuple[Path, Any]) -> None:

@@ -1,8 +1,8 @@
-"""LLaVA and its kin: all tokens of an image form one pool, with those of its tiles and the ends of rows."""
+"""LLaVA and others without tiles of their own: all tokens of an image form one pool, with those of its tiles and the ends of rows."""
 
 from __future__ import annotations
 
-from vllm.model_executor.models import llava, llava_next, llava_onevision
+from vllm.model_executor.models import gemma4_mm, llava, llava_next, llava_onevision
 
 from vitrim.serving.vllm.selecting import Selecting, selecting
 
@@ -20,3 +20,8 @@ class ServedLlavaNext(Selecting, llava_next.LlavaNextForConditionalGeneration):
 @selecting
 class ServedLlavaOneVision(Selecting, llava_onevision.LlavaOnevisionForConditionalGeneration):
     """LLaVA-OneVision."""
+
+
+@selecting
+class ServedGemma4(Selecting, gemma4_mm.Gemma4ForConditionalGeneration):
+    """Gemma 4."""

@@ -11,6 +11,7 @@ from typing import Any
 from vllm import ModelRegistry
 from vllm.config.multimodal import MultiModalConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
 
 from vitrim.errors import VitrimError
@@ -108,4 +109,6 @@ def register() -> None:
             module, name = family.target.split(":")
             model = SelectingModel(f"vitrim.serving.vllm.{module}", name, architecture)
             ModelRegistry.models[PREFIX + architecture] = model
+        if architecture in MODELS_CONFIG_MAP:  # what vLLM changes in a server's settings for some models
+            MODELS_CONFIG_MAP[PREFIX + architecture] = MODELS_CONFIG_MAP[architecture]
     EngineArgs.create_model_config = create_model_config

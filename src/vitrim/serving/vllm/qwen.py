@@ -1,4 +1,4 @@
-"""Qwen-VL: positions have three axes, and a token keeps its row and column.
+"""Qwen-VL and others whose positions have three axes: a token keeps its row and column.
 
 Only the tower knows which tokens remain. So embeddings carry their places in further channels, as in vLLM's interface
 for pruned prompts (`recompute_mrope_positions`). The rest is known before: text continues as after the complete image.
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from vllm.model_executor.models import qwen2_5_vl, qwen2_vl, qwen3_vl
+from vllm.model_executor.models import glm4_1v, paddleocr_vl, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_vl
 from vllm.model_executor.models.interfaces import supports_multimodal_pruning
 from vllm.platforms import current_platform
 
@@ -127,3 +127,18 @@ class ServedQwen25VL(Axes, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
 @selecting
 class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
     """Qwen3-VL: selects the features for further layers (DeepStack), too."""
+
+
+@selecting
+class ServedQwen35(Axes, qwen3_5.Qwen3_5ForConditionalGeneration):
+    """Qwen3.5."""
+
+
+@selecting
+class ServedGlm4v(Axes, glm4_1v.Glm4vForConditionalGeneration):
+    """GLM-4.1V, and the small model of GLM-4.6V."""
+
+
+@selecting
+class ServedPaddleOCRVL(Axes, paddleocr_vl.PaddleOCRVLForConditionalGeneration):
+    """PaddleOCR-VL."""
