@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.idefics3 import Idefics3VisionConfig
 
 import vitrim
+from vitrim.core.versions import is_older
 
 WORDS = 160
 NEW = 20
@@ -208,7 +209,9 @@ def glm4v() -> tuple[Any, Any]:
     """GLM-4.6V's small model; it has the class of GLM-4.1V."""
     vision = {**QWEN_VISION, "image_size": 64}
     del vision["intermediate_size"]
-    names = ["<|image|>", "<|video|>"] + [f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")]
+    names = ["<|image|>", "<|video|>"] + [
+        f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")
+    ]
     keys = ["image", "video", "image_start", "image_end", "video_start", "video_end"]
     ids = {f"{key}_token_id": WORDS + number for number, key in enumerate(keys)}
     text = {key: value for key, value in TEXT.items() if key not in ("head_dim", "bos_token_id", "eos_token_id")}
@@ -225,7 +228,9 @@ def paddleocr_vl() -> tuple[Any, Any]:
     config = transformers.PaddleOCRVLConfig(
         vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE}, **QWEN_IDS
     )
-    images = transformers.PaddleOCRVLImageProcessor(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=128 * 128)
+    images = transformers.PaddleOCRVLImageProcessor(
+        patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=128 * 128
+    )
     names = ["<|IMAGE_PLACEHOLDER|>", "<|VIDEO_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
     return config, transformers.PaddleOCRVLProcessor(images, tokenizer(names, image_token=names[0]))
 
@@ -278,7 +283,8 @@ def gemma3() -> tuple[Any, Any]:
 
 def gemma4() -> tuple[Any, Any]:
     text = transformers.Gemma4TextConfig(
-        **{**TEXT, "num_key_value_heads": 1, "initializer_range": 0.05},  # embeddings are tied
+        # embeddings are tied; no answer gets a placeholder of videos, which vLLM reads otherwise
+        **{**TEXT, "num_key_value_heads": 1, "initializer_range": 0.035},
         sliding_window=64,
         layer_types=["sliding_attention", "full_attention"],
         hidden_size_per_layer_input=0,
@@ -299,7 +305,12 @@ def gemma4() -> tuple[Any, Any]:
     keys = ["image", "boi", "eoi", "audio", "boa", "eoa"]
     ids = {f"{key}_token_id": WORDS + number for number, key in enumerate(keys) if key != "eoa"}
     config = transformers.Gemma4Config(
-        text_config=text, vision_config=vision, audio_config=None, eoa_token_index=WORDS + 5, video_token_id=WORDS + 6, **ids
+        text_config=text,
+        vision_config=vision,
+        audio_config=None,
+        eoa_token_index=WORDS + 5,
+        video_token_id=WORDS + 6,
+        **ids,
     )
     how = {"patch_size": 8, "pooling_kernel_size": 2, "max_soft_tokens": 70}
     named = {f"{key}_token": f"<|{key}|>" for key in keys}
@@ -339,9 +350,15 @@ FAMILIES = {
     "qwen2_vl": Served(qwen2_vl, **QWEN, sizes=WIDE),
     "qwen2_5_vl": Served(qwen2_5_vl, **QWEN, sizes=WIDE),
     "qwen3_vl": Served(qwen3_vl, **QWEN, sizes=WIDE),
-    "qwen3_5": Served(qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}),  # caches ask for linear ones
-    "glm4v": Served(glm4v, "<|begin_of_image|><|image|><|end_of_image|>", "<|begin_of_video|><|video|><|end_of_video|>", WIDE),
-    "paddleocr_vl": Served(paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", sizes=WIDE),
+    "qwen3_5": Served(
+        qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}
+    ),  # caches ask for linear ones
+    "glm4v": Served(
+        glm4v, "<|begin_of_image|><|image|><|end_of_image|>", "<|begin_of_video|><|video|><|end_of_video|>", WIDE
+    ),
+    "paddleocr_vl": Served(
+        paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
+    ),  # vLLM and transformers 5.19 make other sizes differ
     "internvl": Served(internvl, "<IMG_CONTEXT>", "<video>", sizes=WIDE),
     "gemma3": Served(gemma3, "<start_of_image>", rename=CLIP),
     "gemma4": Served(gemma4, "<|image|>", "<|video|>", sizes=WIDE),
@@ -398,6 +415,11 @@ Answer = tuple[list[int], list[float]]
 
 def by_transformers(model: Any, processor: Any, asked: Sequence[Prompt], select: str | None) -> list[Answer]:
     """Greedy tokens of every prompt by itself, and their log-probabilities."""
+    if select is not None and type(model).__name__.startswith("PaddleOCR") and is_older("transformers", "5.21"):
+        return [
+            (by_hand if prompt[1] else by_transformers)(model, processor, [prompt], select if prompt[1] else None)[0]
+            for prompt in asked
+        ]
     if select is not None:
         vitrim.reduce_(model, select=select)
     found = []

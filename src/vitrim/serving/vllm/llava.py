@@ -1,4 +1,4 @@
-"""LLaVA and others without tiles of their own: all tokens of an image form one pool, with those of its tiles and the ends of rows."""
+"""LLaVA and others: all tokens of an image form one pool, with those of its tiles and the ends of rows."""
 
 from __future__ import annotations
 

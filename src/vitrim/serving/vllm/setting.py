@@ -55,7 +55,9 @@ FAMILIES = {
     "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", videos=True, axes=True),
     "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", videos=True, axes=True),
     "Qwen3_5ForConditionalGeneration": ServedFamily("Qwen3.5", "qwen:ServedQwen35", videos=True, axes=True),
-    "Glm4vForConditionalGeneration": ServedFamily("GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", videos=True, axes=True),
+    "Glm4vForConditionalGeneration": ServedFamily(
+        "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", videos=True, axes=True
+    ),
     "PaddleOCRVLForConditionalGeneration": ServedFamily("PaddleOCR-VL", "qwen:ServedPaddleOCRVL", axes=True),
     "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", videos=True),
     "Gemma3ForConditionalGeneration": ServedFamily("Gemma 3", "tiles:ServedGemma3"),
