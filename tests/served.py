@@ -209,9 +209,8 @@ def glm4v() -> tuple[Any, Any]:
     """GLM-4.6V's small model; it has the class of GLM-4.1V."""
     vision = {**QWEN_VISION, "image_size": 64}
     del vision["intermediate_size"]
-    names = ["<|image|>", "<|video|>"] + [
-        f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")
-    ]
+    names = ["<|image|>", "<|video|>"]
+    names += [f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")]
     keys = ["image", "video", "image_start", "image_end", "video_start", "video_end"]
     ids = {f"{key}_token_id": WORDS + number for number, key in enumerate(keys)}
     text = {key: value for key, value in TEXT.items() if key not in ("head_dim", "bos_token_id", "eos_token_id")}
@@ -343,6 +342,7 @@ def shuffled(family: str) -> tuple[Any, Any]:
 CLIP = (("vision_tower.", "vision_tower.vision_model."),)
 WIDE = ((64, 64), (128, 64), (64, 128), (112, 96))
 QWEN = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
+GLM = {kind: f"<|begin_of_{kind}|><|{kind}|><|end_of_{kind}|>" for kind in ("image", "video")}
 FAMILIES = {
     "llava": Served(llava, rename=CLIP),
     "llava_next": Served(llava_next, rename=CLIP, sizes=WIDE),
@@ -350,15 +350,11 @@ FAMILIES = {
     "qwen2_vl": Served(qwen2_vl, **QWEN, sizes=WIDE),
     "qwen2_5_vl": Served(qwen2_5_vl, **QWEN, sizes=WIDE),
     "qwen3_vl": Served(qwen3_vl, **QWEN, sizes=WIDE),
-    "qwen3_5": Served(
-        qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}
-    ),  # caches ask for linear ones
-    "glm4v": Served(
-        glm4v, "<|begin_of_image|><|image|><|end_of_image|>", "<|begin_of_video|><|video|><|end_of_video|>", WIDE
-    ),
-    "paddleocr_vl": Served(
-        paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
-    ),  # vLLM and transformers 5.19 make other sizes differ
+    # its prefix cache asks for a linear layer
+    "qwen3_5": Served(qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}),
+    "glm4v": Served(glm4v, **GLM, sizes=WIDE),
+    # images of other sizes have other features in vLLM than in transformers 5.19
+    "paddleocr_vl": Served(paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
     "internvl": Served(internvl, "<IMG_CONTEXT>", "<video>", sizes=WIDE),
     "gemma3": Served(gemma3, "<start_of_image>", rename=CLIP),
     "gemma4": Served(gemma4, "<|image|>", "<|video|>", sizes=WIDE),
