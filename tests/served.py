@@ -216,7 +216,7 @@ def glm4v() -> tuple[Any, Any]:
     text = {key: value for key, value in TEXT.items() if key not in ("head_dim", "bos_token_id", "eos_token_id")}
     rope = {**ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
     config = transformers.Glm4vConfig(vision_config=vision, text_config={**text, "rope_parameters": rope}, **ids)
-    sizes = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
+    sizes = {"shortest_edge": 16 * 16, "longest_edge": 2 * 128 * 128}  # an image counts as two frames
     how = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": sizes}
     images, videos = transformers.Glm4vImageProcessor(**how), transformers.Glm4vVideoProcessor(**how)
     return config, transformers.Glm4vProcessor(images, tokenizer(names), videos)

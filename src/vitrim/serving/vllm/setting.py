@@ -114,7 +114,9 @@ def setting_of(additional: Mapping[str, Any] | None, environment: Mapping[str, s
             f'expected {{"vitrim": {{"select": "divprune:keep=0.25"}}}}, with "allowed": [...] beside it or alone, got '
             f'{{"vitrim": {given!r}}}'
         )
-    found = {name: environment[variable] for name, variable in VARIABLES.items() if environment.get(variable)}
+    found: dict[str, Any] = {
+        name: environment[variable] for name, variable in VARIABLES.items() if environment.get(variable)
+    }
     found |= given or {}
     listed = found.get("allowed")
     if isinstance(listed, str):
