@@ -107,12 +107,17 @@ def test_memory_is_for_the_largest_image_of_what_is_listed(
 def test_a_family_has_the_traits_of_the_model_that_it_selects_in(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM finds the traits of our class to be those of its own; none are kept in a file, where they could grow old."""
+    """vLLM finds the traits of our class to be those of its own; none are kept in a file, where they could grow old.
+
+    It changes a server's settings as for its own.
+    """
     from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import _ModelInfo
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
+    assert MODELS_CONFIG_MAP.get(PREFIX + architecture) is MODELS_CONFIG_MAP.get(architecture)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     own = ModelRegistry.models[PREFIX + architecture]
     with mock.patch(f"{REGISTRY}._run_in_subprocess", lambda found: found()):
