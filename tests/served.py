@@ -6,6 +6,7 @@ Weights are random. They are written by transformers, and are in fp32, so that b
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,9 +58,25 @@ def photograph(seed: int, width: int = 64, height: int = 64) -> Image.Image:
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
 
+Movie = tuple[numpy.ndarray, dict[str, Any]]
+
+
+def movie(seed: int, frames: int = 4, width: int = 64, height: int = 64, fps: float = 2.0) -> Movie:
+    """Frames (T, H, W, 3) as they were sampled, half of each as in the one before, and what vLLM tells beside them."""
+    pictures = [numpy.array(photograph(100 * seed + number, width, height)) for number in range(frames)]
+    for before, after in itertools.pairwise(pictures):
+        after[: height // 2] = before[: height // 2]
+    facts = {"fps": fps, "duration": frames / fps, "total_num_frames": frames, "frames_indices": [*range(frames)]}
+    return numpy.stack(pictures), facts
+
+
+TIMES = [*(f"<{tenths / 10:.1f}" for tenths in range(50)), "seconds>"]
+"""Words that tell when a frame of a video is."""
+
+
 def tokenizer(special: Sequence[str], **named: str) -> Any:
-    """Words w0, w1, ..., then special tokens from `WORDS` on, some of which are ``named``; all a single token."""
-    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(WORDS - 4))]
+    """Words w0, w1, ..., and `TIMES`, then special tokens from `WORDS` on, some of which are ``named``."""
+    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(WORDS - 4 - len(TIMES))), *TIMES]
     made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(list(special))
@@ -297,7 +314,14 @@ def folder(name: str, place: Path) -> Any:
     return model
 
 
-Prompt = tuple[str, list[Image.Image]]
+Prompt = tuple[str, list[Any]]
+"""Text, and the images and movies in it."""
+Videos = tuple[list[Image.Image], list[Movie]]
+
+
+def apart(items: Sequence[Any]) -> Videos:
+    """The images and the movies among ``items``."""
+    return [own for own in items if not isinstance(own, tuple)], [own for own in items if isinstance(own, tuple)]
 
 
 def prompts(name: str) -> list[Prompt]:
@@ -324,8 +348,13 @@ def by_transformers(model: Any, processor: Any, asked: Sequence[Prompt], select:
     if select is not None:
         vitrim.reduce_(model, select=select)
     found = []
-    for text, images in asked:
-        given = processor(text=text, images=images or None, return_tensors="pt")
+    for text, items in asked:
+        images, movies = apart(items)
+        more: dict[str, Any] = {"images": images or None}
+        if movies:
+            facts = [transformers.video_utils.VideoMetadata(**own) for _, own in movies]
+            more |= {"videos": [own for own, _ in movies], "video_metadata": facts, "do_sample_frames": False}
+        given = processor(text=text, **more, return_tensors="pt")
         given.pop("token_type_ids", None)  # by which Gemma's image tokens see each other, which vLLM has on GPUs alone
         with torch.no_grad():
             out = model.generate(
@@ -441,7 +470,10 @@ def by_vllm(llm: Any, asked: Sequence[Prompt]) -> list[Answer]:
     from vllm import SamplingParams
 
     how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0)
-    given = [{"prompt": text, **({"multi_modal_data": {"image": images}} if images else {})} for text, images in asked]
+    given = []
+    for text, items in asked:
+        data = dict(zip(("image", "video"), apart(items), strict=True)) if isinstance(items, list) else {"image": items}
+        given.append({"prompt": text, "multi_modal_data": {kind: own for kind, own in data.items() if own}})
     found = []
     for request in llm.generate(given, how, use_tqdm=False):
         answer = request.outputs[0]

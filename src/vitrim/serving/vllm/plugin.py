@@ -67,7 +67,7 @@ def create_model_config(self: Any) -> Any:
     changes = {"architectures": [PREFIX + architecture], "vitrim_select": selector.describe()}
     given = self.hf_overrides
     args.hf_overrides = partial(changed, given, changes) if callable(given) else {**(given or {}), **changes}
-    if family.videos:
+    if family.images_only:
         limits = self.limit_mm_per_prompt or {}
         if "video" in limits and plain.multimodal_config.get_limit_per_prompt("video"):
             raise VitrimError(f"videos of {family.name} cannot be selected in vLLM: leave their limit out")

@@ -17,8 +17,11 @@ from vitrim.version import __version__
 VARIABLE = "VITRIM_SELECT"
 OFF = ("none", "off")
 """Settings that switch selection off, also if the environment has another one."""
-FREE = "random, pool, divprune, otprune, vidcom2, scope:saliency=none, dart:text_pivots=0 or cdpruner:text=none"
-"""Selectors of images that need neither attention nor text."""
+FREE = (
+    "random, pool, divprune, otprune, vidcom2, vcast, evs, scope:saliency=none, dart:text_pivots=0 or "
+    "cdpruner:text=none"
+)
+"""Selectors that need neither attention nor text."""
 PREFIX = "Vitrim"
 """Prefix of the names of architectures with selection."""
 
@@ -28,26 +31,24 @@ class ServedFamily(NamedTuple):
 
     Attributes:
         target: module and class in this folder.
-        videos: the model accepts videos; they are not selected, so they are refused.
+        images_only: the model accepts videos; they are not selected, so they are refused.
         axes: positions have three axes, and tokens keep theirs.
     """
 
     name: str
     target: str
-    videos: bool = False
+    images_only: bool = False
     axes: bool = False
 
 
 FAMILIES = {
     "LlavaForConditionalGeneration": ServedFamily("LLaVA-1.5", "llava:ServedLlava"),
     "LlavaNextForConditionalGeneration": ServedFamily("LLaVA-NeXT", "llava:ServedLlavaNext"),
-    "LlavaOnevisionForConditionalGeneration": ServedFamily(
-        "LLaVA-OneVision", "llava:ServedLlavaOneVision", videos=True
-    ),
-    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", videos=True, axes=True),
-    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", videos=True, axes=True),
-    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", videos=True, axes=True),
-    "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", videos=True),
+    "LlavaOnevisionForConditionalGeneration": ServedFamily("LLaVA-OneVision", "llava:ServedLlavaOneVision"),
+    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", axes=True),
+    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", axes=True),
+    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", axes=True),
+    "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", images_only=True),
     "Gemma3ForConditionalGeneration": ServedFamily("Gemma 3", "tiles:ServedGemma3"),
     "SmolVLMForConditionalGeneration": ServedFamily("SmolVLM", "tiles:ServedSmolVLM"),
     "Idefics3ForConditionalGeneration": ServedFamily("Idefics 3", "tiles:ServedIdefics3"),
