@@ -180,7 +180,8 @@ ROPE = {"rope_type": "default", "mrope_section": [6, 5, 5], "rope_theta": 10000.
 
 def qwen(config: Any, kind: str, videos: str, words: Sequence[str] = QWEN_TOKENS) -> tuple[Any, Any]:
     sizes = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
-    how = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": sizes}
+    # vLLM normalizes videos as images
+    how = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": sizes, **NORMED}
     images = transformers.Qwen2VLImageProcessor(**how)
     movies = getattr(transformers, videos)(**how)
     return config, getattr(transformers, kind)(images, tokenizer(words), movies)
