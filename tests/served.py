@@ -315,8 +315,8 @@ def folder(name: str, place: Path) -> Any:
     return model
 
 
-Prompt = tuple[str, list[Any]]
-"""Text, and the images and movies in it."""
+Prompt = tuple[str, list[Any] | dict[str, Any]]
+"""Text, and the images and movies in it, or what vLLM gets of each modality."""
 Videos = tuple[list[Image.Image], list[Movie]]
 
 
@@ -473,7 +473,7 @@ def by_vllm(llm: Any, asked: Sequence[Prompt]) -> list[Answer]:
     how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0)
     given = []
     for text, items in asked:
-        data = dict(zip(("image", "video"), apart(items), strict=True)) if isinstance(items, list) else {"image": items}
+        data = items if isinstance(items, dict) else dict(zip(("image", "video"), apart(items), strict=True))
         given.append({"prompt": text, "multi_modal_data": {kind: own for kind, own in data.items() if own}})
     found = []
     for request in llm.generate(given, how, use_tqdm=False):

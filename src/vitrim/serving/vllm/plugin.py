@@ -62,6 +62,11 @@ def create_model_config(self: Any) -> Any:
             f"model_impl={plain.model_impl}: image tokens are selected in vLLM's own models: leave it out, or take "
             f"{' or '.join(IMPLEMENTATIONS)}"
         )
+    if plain.multimodal_config.get_video_pruning_spec() is not None:
+        raise VitrimError(
+            f"video_pruning_rate={plain.multimodal_config.video_pruning_rate} selects tokens of videos, and so does "
+            f"{selector.describe()}: leave it out, or the selector"
+        )
     # vLLM's own arguments stay as the user gave them.
     args = copy.copy(self)
     changes = {"architectures": [PREFIX + architecture], "vitrim_select": selector.describe()}
