@@ -38,7 +38,7 @@ def prompts(name: str) -> list[served.Prompt]:
     """
     video, image = served.FAMILIES[name].video, served.FAMILIES[name].image
     sizes = served.FAMILIES[name].sizes
-    movies = [served.movie(seed, frames, *sizes[seed % 4], fps=8.0) for seed, frames in enumerate((6, 4, 5, 2, 6))]
+    movies = [served.movie(seed, frames, *sizes[seed % 4], fps=8.0) for seed, frames in enumerate((6, 4, 5, 4, 6))]
     pictures = [served.photograph(seed, *size) for seed, size in enumerate(sizes)]
     return [
         (f"w5 {video} w6 w7", movies[:1]),
