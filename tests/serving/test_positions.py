@@ -70,7 +70,9 @@ def bare(kind: str) -> Any:
     model = object.__new__(getattr(qwen, kind))
     model.config, model.vitrim_width = CONFIG, WIDTH
     model._tokenizer = SimpleNamespace(encode=lambda text, **_: [20 + round(float(text[1:].split()[0])), WORD])
-    model.get_language_model = lambda: SimpleNamespace(embed_input_ids=lambda ids: ids[:, None].float().repeat(1, WIDTH))
+    model.get_language_model = lambda: SimpleNamespace(
+        embed_input_ids=lambda ids: ids[:, None].float().repeat(1, WIDTH)
+    )
     return model
 
 
@@ -90,12 +92,11 @@ def by_vllm(prompt: str, model: Any) -> tuple[list[int], Tensor, Tensor]:
         if part == "w":
             own, stays = [WORD], torch.tensor([True])
         else:
-            pads, kept, pad = 0, *((KEPT[int(part)], IMAGE) if part.isdigit() else (LEFT[part], VIDEO))
+            kept, pad = (KEPT[int(part)], IMAGE) if part.isdigit() else (LEFT[part], VIDEO)
             frames, rows, columns = model.grid(CONFIG, fields(part))
-            pads = frames * rows * columns
-            timed = pad == VIDEO and "timestamps" in model.grid_fields
-            one = rows * columns * [VIDEO]
-            own = [token for frame in range(frames) for token in (20 + frame, WORD, START, *one, END)] if timed else pads * [pad]
+            one = rows * columns * [pad]
+            timed = part in MOVIES and "timestamps" in model.grid_fields
+            own = [word for frame in range(frames) for word in ((20 + frame, WORD, START, *one, END) if timed else one)]
             ids = torch.tensor(own)
             stays = ids != pad
             stays[(ids == pad).nonzero().squeeze(1)[kept]] = True
@@ -104,8 +105,7 @@ def by_vllm(prompt: str, model: Any) -> tuple[list[int], Tensor, Tensor]:
             modality = "image" if pad == IMAGE else "video"
             features.append(SimpleNamespace(modality=modality, data=data, mm_position=position))
         tokens, left = tokens + own, [*left, stays]
-    (base,) = [kind for kind in type(model).__mro__ if kind.__module__.startswith("vllm.model_executor.models.qwen")][:1]
-    theirs = object.__new__(base)
+    theirs = object.__new__(next(base for base in type(model).__mro__ if base.__module__.startswith("vllm.")))
     theirs.config = CONFIG
     positions, _ = theirs.get_mrope_input_positions(tokens, features)
     return tokens, positions, torch.cat(left)
@@ -160,10 +160,10 @@ class Asked:
 def test_places_are_exact_in_every_dtype(dtype: torch.dtype) -> None:
     from vitrim.serving.vllm.qwen import read, written
 
-    positions = torch.arange(0, 60_000, 7).repeat(3, 1) + torch.tensor([[0], [13], [255]])
-    found, extent = read(written(positions, 65_535).to(dtype))
+    positions = torch.arange(0, 16_000_000, 1999).repeat(3, 1) + torch.tensor([[0], [13], [255]])
+    found, extent = read(written(positions, 2**24 - 1).to(dtype))
     assert torch.equal(found, positions)
-    assert extent.tolist() == [65_535] * positions.shape[1]
+    assert extent.tolist() == [2**24 - 1] * positions.shape[1]
 
 
 CASES = [("ServedQwen25VL", prompt) for prompt in (*PROMPTS, *WITH_VIDEOS)]
@@ -183,17 +183,21 @@ def test_text_is_numbered_as_in_the_whole_prompt_before_a_pixel_is_seen(kind: st
 def test_what_is_left_stands_where_it_stood(kind: str, prompt: str, cuts: list[int]) -> None:
     """However the prompt is cut into pieces; the first of them may come from a cache.
 
-    As vLLM's first runner does it: it keeps one tensor, and asks in every step, also for answers.
+    As vLLM's first runner does it: it keeps one tensor, and asks in every step, also for answers, and after a
+    preemption from the beginning.
     """
     asked = Asked(prompt, kind)
     positions = asked.positions
-    for first, last, here in asked.steps(cuts):
+    for first, last, here in (*asked.steps(cuts), *asked.steps([])):
         shown, found, offset = asked.model.recompute_mrope_positions(asked.ids.tolist(), here, positions, first)
         positions.copy_(found)
         assert offset + len(asked.ids) == asked.next
         assert torch.equal(positions[:, first:last], asked.expected[:, first:last])
         assert all(part.shape[1] == WIDTH for part in shown)
     assert torch.equal(positions, asked.expected)
+    pads = torch.tensor([IMAGE, VIDEO])
+    inside = asked.whole[torch.isin(asked.ids, pads)]  # features, and the times between frames
+    assert torch.equal(torch.cat(shown)[:, 0].long().clamp_min(-1), inside.where(~torch.isin(inside, pads), -1))
     length = len(asked.ids)
     _, found, offset = asked.model.recompute_mrope_positions(asked.ids.tolist(), [], positions, length)
     assert torch.equal(found, asked.expected)

@@ -21,21 +21,23 @@ from vitrim.serving.vllm.selecting import Selecting, selecting
 
 DIGIT = 256
 """Base of the digits that encode positions: bfloat16 and float16 represent smaller integers exactly."""
-CHANNELS = 8
+DIGITS = 3
+"""Of a number: enough for the seconds of a day, at hundreds of positions each."""
+CHANNELS = 4 * DIGITS
 """Number of channels that carry the positions of a token."""
 
 
 def written(positions: Tensor, extent: int) -> Tensor:
-    """(n, 8) ``positions`` (3, n) from where an image or video begins, and how far it extends, two digits each."""
-    # They may exceed what half precision holds exactly: each goes as two small digits.
-    values = [*positions, torch.full_like(positions[0], extent)]
-    return torch.stack([digit for value in values for digit in (value // DIGIT, value % DIGIT)], dim=1)
+    """(n, 12) ``positions`` (3, n) from where an image or video begins, and how far it extends, three digits each."""
+    # They may exceed what half precision holds exactly: each goes as small digits.
+    values = torch.cat([positions, torch.full_like(positions[:1], extent)])
+    return torch.cat([values // DIGIT**place % DIGIT for place in range(DIGITS)]).T
 
 
 def read(channels: Tensor) -> tuple[Tensor, Tensor]:
     """(3, n) positions and (n,) extent, decoded from `written`."""
-    digits = channels.long().T
-    values = digits[::2] * DIGIT + digits[1::2]
+    digits = channels.long().T.unflatten(0, (DIGITS, 4))
+    values = sum(digit * DIGIT**place for place, digit in enumerate(digits))
     return values[:3], values[3]
 
 
@@ -71,8 +73,9 @@ class Axes(Selecting):
         """(3, N) positions of all tokens of an image or video that begins at 0, as in vLLM's own model."""
         frames, rows, columns = self.grid(self.config, item)
         seconds = item.get("second_per_grid_ts")
-        speed = getattr(self.config.vision_config, "tokens_per_second", 1.0) * (1.0 if seconds is None else float(seconds))
-        times = (torch.arange(frames, dtype=torch.float64) * speed).long()
+        speed = getattr(self.config.vision_config, "tokens_per_second", 1.0)
+        apart = speed if seconds is None else speed * float(seconds)
+        times = (torch.arange(frames, dtype=torch.float64) * apart).long()
         return torch.stack(torch.meshgrid(times, torch.arange(rows), torch.arange(columns), indexing="ij")).flatten(1)
 
     def extent(self: Any, item: Mapping[str, Any]) -> int:

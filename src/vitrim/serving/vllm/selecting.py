@@ -61,7 +61,8 @@ class Selecting:
         if found is None or not len(found):
             return found
         found = [image.flatten(0, -2) for image in found]  # (1, n, C) of videos of several lengths in LLaVA-OneVision
-        items = [{name: kwargs[name][place] for name in self.grid_fields if name in kwargs} for place in range(len(found))]
+        told = [name for name in self.grid_fields if name in kwargs]
+        items = [{name: kwargs[name][place] for name in told} for place in range(len(found))]
         pieces: list[tuple[int, Tensor, FrameGrid]] = []
         for place, (image, item) in enumerate(zip(found, items, strict=True)):
             grids = self.units(self.config, item, len(image))
