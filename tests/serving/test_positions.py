@@ -20,7 +20,7 @@ IMAGE, VIDEO, WORD, START, END, WIDTH = 1, 2, 9, 3, 4, 5
 GRIDS = [(4, 6), (3, 3), (7, 2)]
 KEPT = [torch.tensor([0, 5, 6, 23]), torch.tensor([4]), torch.tensor([1, 2, 3])]
 MOVIES = {"a": (4, 2, 3), "b": (6, 3, 2)}
-LEFT = {"a": torch.tensor([1, 7, 8, 22]), "b": torch.tensor([3, 4, 5, 35])}
+LEFT = {"a": torch.tensor([1, 7, 8, 15]), "b": torch.tensor([3, 4, 5, 35])}
 """Videos, and the places in them that are kept: frames that keep all, some or nothing."""
 SECONDS = {"a": 0.5, "b": 1.5}
 CONFIG = SimpleNamespace(
