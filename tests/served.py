@@ -139,20 +139,22 @@ def llava_next() -> tuple[Any, Any]:
 
 
 def llava_onevision() -> tuple[Any, Any]:
+    """Seven rows of patches: an odd number, as the published models have."""
+    pinpoints = [[56, 112], [112, 56], [112, 112]]
     config = transformers.LlavaOnevisionConfig(
-        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+        vision_config=transformers.SiglipVisionConfig(**{**VISION, "image_size": 56}, vision_use_head=False),
         text_config=transformers.Qwen2Config(**TEXT),
         image_token_index=WORDS,
         video_token_index=WORDS + 1,
-        image_grid_pinpoints=PINPOINTS,
+        image_grid_pinpoints=pinpoints,
         vision_aspect_ratio="anyres_max_9",
         vision_feature_select_strategy="full",
         vision_feature_layer=-1,
     )
-    size = {"height": 64, "width": 64}
-    images = transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=PINPOINTS)
+    size = {"height": 56, "width": 56}
+    images = transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pinpoints)
     videos = transformers.LlavaOnevisionVideoProcessor(size=size)
-    how = {"num_image_tokens": 64, "vision_feature_select_strategy": "full"}
+    how = {"num_image_tokens": 49, "vision_feature_select_strategy": "full"}
     words = tokenizer(["<image>", "<video>"])
     return config, transformers.LlavaOnevisionProcessor(images, words, videos, **how)
 
@@ -276,11 +278,12 @@ def shuffled(family: str) -> tuple[Any, Any]:
 
 CLIP = (("vision_tower.", "vision_tower.vision_model."),)
 WIDE = ((64, 64), (128, 64), (64, 128), (112, 96))
+ODD = ((56, 56), (112, 56), (56, 112), (98, 84))
 QWEN = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
 FAMILIES = {
     "llava": Served(llava, rename=CLIP),
     "llava_next": Served(llava_next, rename=CLIP, sizes=WIDE),
-    "llava_onevision": Served(llava_onevision, video="<video>", rename=CLIP, sizes=WIDE),
+    "llava_onevision": Served(llava_onevision, video="<video>", rename=CLIP, sizes=ODD),
     "qwen2_vl": Served(qwen2_vl, **QWEN, sizes=WIDE),
     "qwen2_5_vl": Served(qwen2_5_vl, **QWEN, sizes=WIDE),
     "qwen3_vl": Served(qwen3_vl, **QWEN, sizes=WIDE),

@@ -909,10 +909,12 @@ def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, select
 
 @pytest.mark.parametrize("selector", ["divprune:tokens=6", "evs:keep=0.5", "vidcom2:keep=0.3", "pool:keep=0.4"])
 def test_videos_of_llava_onevision(selector: str) -> None:
-    """Frames of 3 x 3 tokens, and one that ends them and stays; two rows, one of them padded."""
-    model = OTHERS["llava_onevision"].create()
+    """Frames of 3 x 3 tokens, of 5 x 5 patches, and one that ends them and stays; two rows, one of them padded."""
+    usual = OTHERS["llava_onevision"].create()
+    usual.config.vision_config.image_size = 20
+    model = type(usual)(usual.config).eval()
     ids = torch.tensor([[7, *[3] * 28, 8, 9], [0, 7, *[3] * 28, 8]])
-    frames = torch.randn(2, 3, 3, 24, 24, generator=torch.Generator().manual_seed(4))
+    frames = torch.randn(2, 3, 3, 20, 20, generator=torch.Generator().manual_seed(4))
     given = {"input_ids": ids, "attention_mask": (ids != 0).long(), "pixel_values_videos": frames}
     dense = logits(model, given)
     output = encode(model, given, "video")
@@ -931,6 +933,7 @@ def test_videos_of_llava_onevision(selector: str) -> None:
     real = by_hand["attention_mask"].bool()
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
     assert reduction.image_tokens == [config.count(grid) + 1] * 2
+    assert all(places.kept[27] and not places.merged[27] for places in reduction.image_places)
     new = greedy(model, given, 3)
     vitrim.reduce_(model, select="divprune:keep=1")
     torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)

@@ -18,8 +18,6 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: `make test-vllm` makes an environment that has it", allow_module_level=True)
 
 LIMITS = {"image": 2, "video": 2}
-SIZES = {"llava_onevision": ((64, 64), (64, 64))}
-"""Of images or movies that stand beside each other; LLaVA-OneVision squeezes movies to squares."""
 CASES = [
     ("qwen2_vl", "pool:keep=0.4"),
     ("qwen2_5_vl", "evs:keep=0.6"),
