@@ -174,14 +174,14 @@ class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
         return torch.tensor(found.full)
 
     def whole(self: Any, item: Mapping[str, Any]) -> Tensor:
-        """The same, also of the text in a video."""
+        """(3, N) positions as in other models, of a video also those of the text in it."""
         if "timestamps" not in item:
             return super().whole(item)
         frames, rows, columns = self.grid(self.config, item)
         tokens = self.tokens(item, [rows * columns] * frames)
         text, ends = tokens != self.config.video_token_id, tokens == self.config.vision_end_token_id
         # text counts on, by one for each of its tokens and by the longer side of a frame
-        positions = (text.cumsum(0) - text.long() + max(rows, columns) * ends.cumsum(0)).repeat(3, 1)
+        positions: Tensor = (text.cumsum(0) - text.long() + max(rows, columns) * ends.cumsum(0)).repeat(3, 1)
         positions[1, ~text] += torch.arange(rows).repeat_interleave(columns).repeat(frames)
         positions[2, ~text] += torch.arange(columns).repeat(frames * rows)
         return positions
@@ -198,4 +198,4 @@ class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
         own, positions = features.new_zeros(len(tokens), features.shape[1]), whole.new_zeros(3, len(tokens))
         own[~text], own[text, : self.vitrim_width] = features, self.get_language_model().embed_input_ids(tokens[text])
         positions[:, ~text], positions[:, text] = whole[:, dense == pad][:, choice.kept], whole[:, dense != pad]
-        return torch.cat([own, written(positions, int(whole.max()) + 1).to(own.dtype)], dim=1)
+        return torch.cat([own, written(positions, int(positions.max()) + 1).to(own.dtype)], dim=1)
