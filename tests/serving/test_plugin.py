@@ -64,7 +64,7 @@ def test_videos_are_refused_however_they_are_asked_for(place: Path, pictures: Pa
 
 def test_videos_are_selected_once(place: Path) -> None:
     """By us, or by vLLM's own selection."""
-    with pytest.raises(VitrimError, match=r"^video_pruning_rate=0\.5 .* leave it out, or the selector"):
+    with pytest.raises(VitrimError, match=r"^video_pruning_rate=0\.5 .*: leave it out, or the selector$"):
         configured(place, video_pruning_rate=0.5)
     own = configured(place, None, video_pruning_rate=0.5)
     assert own.architectures == ["Qwen2VLForConditionalGeneration"]

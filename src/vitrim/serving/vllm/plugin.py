@@ -80,8 +80,8 @@ def create_model_config(self: Any) -> Any:
         )
     if plain.multimodal_config.get_video_pruning_spec() is not None:
         raise VitrimError(
-            f"video_pruning_rate={plain.multimodal_config.video_pruning_rate} selects tokens of videos, as vitrim does: "
-            "leave it out, or the selector"
+            f"video_pruning_rate={plain.multimodal_config.video_pruning_rate} selects tokens of videos, too: leave "
+            "it out, or the selector"
         )
     # vLLM's own arguments stay as the user gave them.
     args = copy.copy(self)
