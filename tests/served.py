@@ -6,6 +6,7 @@ Weights are random. They are written by transformers, and are in fp32, so that b
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,9 +59,25 @@ def photograph(seed: int, width: int = 64, height: int = 64) -> Image.Image:
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
 
+Movie = tuple[numpy.ndarray, dict[str, Any]]
+
+
+def movie(seed: int, frames: int = 4, width: int = 64, height: int = 64, fps: float = 2.0) -> Movie:
+    """Frames (T, H, W, 3) as they were sampled, half of each as in the one before, and what vLLM tells beside them."""
+    pictures = [numpy.array(photograph(100 * seed + number, width, height)) for number in range(frames)]
+    for before, after in itertools.pairwise(pictures):
+        after[: height // 2] = before[: height // 2]
+    facts = {"fps": fps, "duration": frames / fps, "total_num_frames": frames, "frames_indices": [*range(frames)]}
+    return numpy.stack(pictures), facts
+
+
+TIMES = [*(f"<{tenths / 10:.1f}" for tenths in range(50)), "seconds>"]
+"""Words that tell when a frame of a video is."""
+
+
 def tokenizer(special: Sequence[str], **named: str) -> Any:
-    """Words w0, w1, ..., then special tokens from `WORDS` on, some of which are ``named``; all a single token."""
-    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(WORDS - 4))]
+    """Words w0, w1, ..., and `TIMES`, then special tokens from `WORDS` on, some of which are ``named``."""
+    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(WORDS - 4 - len(TIMES))), *TIMES]
     made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_tokens(names[4:])  # some families load as a tokenizer of another kind, which keeps such words
@@ -126,20 +143,22 @@ def llava_next() -> tuple[Any, Any]:
 
 
 def llava_onevision() -> tuple[Any, Any]:
+    """Seven rows of patches: an odd number, as the published models have."""
+    pinpoints = [[56, 112], [112, 56], [112, 112]]
     config = transformers.LlavaOnevisionConfig(
-        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+        vision_config=transformers.SiglipVisionConfig(**{**VISION, "image_size": 56}, vision_use_head=False),
         text_config=transformers.Qwen2Config(**TEXT),
         image_token_index=WORDS,
         video_token_index=WORDS + 1,
-        image_grid_pinpoints=PINPOINTS,
+        image_grid_pinpoints=pinpoints,
         vision_aspect_ratio="anyres_max_9",
         vision_feature_select_strategy="full",
         vision_feature_layer=-1,
     )
-    size = {"height": 64, "width": 64}
-    images = transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=PINPOINTS)
+    size = {"height": 56, "width": 56}
+    images = transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pinpoints)
     videos = transformers.LlavaOnevisionVideoProcessor(size=size)
-    how = {"num_image_tokens": 64, "vision_feature_select_strategy": "full"}
+    how = {"num_image_tokens": 49, "vision_feature_select_strategy": "full"}
     words = tokenizer(["<image>", "<video>"])
     return config, transformers.LlavaOnevisionProcessor(images, words, videos, **how)
 
@@ -167,7 +186,8 @@ ROPE = {"rope_type": "default", "mrope_section": [6, 5, 5], "rope_theta": 10000.
 
 def qwen(config: Any, kind: str, videos: str, words: Sequence[str] = QWEN_TOKENS) -> tuple[Any, Any]:
     sizes = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
-    how = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": sizes}
+    # vLLM normalizes videos as images
+    how = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": sizes, **NORMED}
     images = transformers.Qwen2VLImageProcessor(**how)
     movies = getattr(transformers, videos)(**how)
     return config, getattr(transformers, kind)(images, tokenizer(words), movies)
@@ -328,12 +348,13 @@ def shuffled(family: str) -> tuple[Any, Any]:
 
 CLIP = (("vision_tower.", "vision_tower.vision_model."),)
 WIDE = ((64, 64), (128, 64), (64, 128), (112, 96))
+ODD = ((56, 56), (112, 56), (56, 112), (98, 84))
 QWEN = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
 GLM = {kind: f"<|begin_of_{kind}|><|{kind}|><|end_of_{kind}|>" for kind in ("image", "video")}
 FAMILIES = {
     "llava": Served(llava, rename=CLIP),
     "llava_next": Served(llava_next, rename=CLIP, sizes=WIDE),
-    "llava_onevision": Served(llava_onevision, video="<video>", rename=CLIP, sizes=WIDE),
+    "llava_onevision": Served(llava_onevision, video="<video>", rename=CLIP, sizes=ODD),
     "qwen2_vl": Served(qwen2_vl, **QWEN, sizes=WIDE),
     "qwen2_5_vl": Served(qwen2_5_vl, **QWEN, sizes=WIDE),
     "qwen3_vl": Served(qwen3_vl, **QWEN, sizes=WIDE),
@@ -372,7 +393,14 @@ def folder(name: str, place: Path) -> Any:
     return model
 
 
-Prompt = tuple[str, list[Image.Image]]
+Prompt = tuple[str, list[Any] | dict[str, Any]]
+"""Text, and the images and movies in it, or what vLLM gets of each modality."""
+Videos = tuple[list[Image.Image], list[Movie]]
+
+
+def apart(items: Sequence[Any]) -> Videos:
+    """The images and the movies among ``items``."""
+    return [own for own in items if not isinstance(own, tuple)], [own for own in items if isinstance(own, tuple)]
 
 
 def prompts(name: str) -> list[Prompt]:
@@ -399,8 +427,13 @@ def by_transformers(model: Any, processor: Any, asked: Sequence[Prompt], select:
     if select is not None:
         vitrim.reduce_(model, select=select)
     found = []
-    for text, images in asked:
-        given = processor(text=text, images=images or None, return_tensors="pt")
+    for text, items in asked:
+        images, movies = apart(items)
+        more: dict[str, Any] = {"images": images or None}
+        if movies:
+            facts = [transformers.video_utils.VideoMetadata(**own) for _, own in movies]
+            more |= {"videos": [own for own, _ in movies], "video_metadata": facts, "do_sample_frames": False}
+        given = processor(text=text, **more, return_tensors="pt")
         given.pop("token_type_ids", None)  # by which Gemma's image tokens see each other, which vLLM has on GPUs alone
         with torch.no_grad():
             out = model.generate(
@@ -520,10 +553,11 @@ def by_vllm(llm: Any, asked: Sequence[Prompt], select: Sequence[str | None] | No
 
     how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0)
     given: list[dict[str, Any]] = []
-    for (text, images), own in zip(asked, select or [None] * len(asked), strict=True):
+    for (text, items), own in zip(asked, select or [None] * len(asked), strict=True):
+        data = items if isinstance(items, dict) else dict(zip(("image", "video"), apart(items), strict=True))
         given.append({"prompt": text})
-        if images:
-            given[-1]["multi_modal_data"] = {"image": images}
+        if any(data.values()):
+            given[-1]["multi_modal_data"] = {kind: some for kind, some in data.items() if some}
         if own is not None:
             given[-1]["mm_processor_kwargs"] = {"vitrim_select": own}
     found = []

@@ -907,27 +907,33 @@ def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, select
     torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
 
 
-def test_videos_of_llava_onevision() -> None:
-    """Frames of 3 x 3 tokens, and one that ends them; two rows, one of them padded."""
-    model = OTHERS["llava_onevision"].create()
+@pytest.mark.parametrize("selector", ["divprune:tokens=6", "evs:keep=0.5", "vidcom2:keep=0.3", "pool:keep=0.4"])
+def test_videos_of_llava_onevision(selector: str) -> None:
+    """Frames of 3 x 3 tokens, of 5 x 5 patches, and one that ends them and stays; two rows, one of them padded."""
+    usual = OTHERS["llava_onevision"].create()
+    usual.config.vision_config.image_size = 20
+    model = type(usual)(usual.config).eval()
     ids = torch.tensor([[7, *[3] * 28, 8, 9], [0, 7, *[3] * 28, 8]])
-    frames = torch.randn(2, 3, 3, 24, 24, generator=torch.Generator().manual_seed(4))
+    frames = torch.randn(2, 3, 3, 20, 20, generator=torch.Generator().manual_seed(4))
     given = {"input_ids": ids, "attention_mask": (ids != 0).long(), "pixel_values_videos": frames}
     dense = logits(model, given)
     output = encode(model, given, "video")
-    config = vitrim.parse_selector("divprune:tokens=6")
-    kept = [config.mask(one) for one in output.pooler_output]
+    config, grid = vitrim.parse_selector(selector), (3, 3, 3)
+    choices = [config.select(Seen(one[None, :27], grid))[0] for one in output.pooler_output]
+    kept = [torch.zeros(28).bool().index_fill(0, torch.cat([own.kept, torch.tensor([27])]), True) for own in choices]
     flags = iter(torch.cat(kept).tolist())
     stay = [[place for place, token in enumerate(row) if token != 3 or next(flags)] for row in ids.tolist()]
     short = torch.stack([row[own] for row, own in zip(ids, stay, strict=True)])
-    output.pooler_output = torch.stack([one[own] for one, own in zip(output.pooler_output, kept, strict=True)])
+    videos = zip(output.pooler_output, choices, strict=True)
+    output.pooler_output = torch.stack([torch.cat([own.of(one[:27]), one[27:]]) for one, own in videos])
     by_hand = {"input_ids": short, "attention_mask": (short != 0).long(), "mm_encoder_outputs": {"video": output}}
     expected = logits(model, by_hand)
-    reduction = vitrim.reduce_(model, select="divprune:tokens=6")
+    reduction = vitrim.reduce_(model, select=selector)
     found = logits(model, given)
     real = by_hand["attention_mask"].bool()
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
-    assert reduction.image_tokens == [6, 6]
+    assert reduction.image_tokens == [config.count(grid) + 1] * 2
+    assert all(places.kept[27] and not places.merged[27] for places in reduction.image_places)
     new = greedy(model, given, 3)
     vitrim.reduce_(model, select="divprune:keep=1")
     torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)

@@ -25,6 +25,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model whose images are selected, but not its videos."""
+    found = tmp_path_factory.mktemp("internvl")
+    served.folder("internvl", found)
+    return found
+
+
 def configured(place: Path, select: str | None = "divprune", allowed: list[str] | None = None, **options: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
@@ -35,17 +43,31 @@ def configured(place: Path, select: str | None = "divprune", allowed: list[str] 
 
 
 @pytest.mark.parametrize("none", [0, {"count": 0}, {"count": 0, "num_frames": 8}])
-def test_no_videos_are_no_videos_however_that_is_said(place: Path, none: Any) -> None:
-    config = configured(place, limit_mm_per_prompt={"image": {"count": 2, "width": 64}, "video": none})
-    assert config.architectures == ["VitrimQwen2VLForConditionalGeneration"]
+def test_no_videos_are_no_videos_however_that_is_said(place: Path, pictures: Path, none: Any) -> None:
+    own = {"image": {"count": 2, "width": 64}}
+    for found in (place, pictures):
+        config = configured(found, limit_mm_per_prompt={**own, "video": none})
+        assert config.multimodal_config.get_limit_per_prompt("video") == 0
+    config = configured(pictures, limit_mm_per_prompt=own)
+    assert config.architectures == ["VitrimInternVLForConditionalGeneration"]
     assert config.multimodal_config.get_limit_per_prompt("video") == 0
     assert config.multimodal_config.get_limit_per_prompt("image") == 2
 
 
 @pytest.mark.parametrize("some", [1, {"count": 1}, {"num_frames": 8}])
-def test_videos_are_refused_however_they_are_asked_for(place: Path, some: Any) -> None:
-    with pytest.raises(VitrimError, match=r"^videos of Qwen2-VL cannot be selected in vLLM"):
-        configured(place, limit_mm_per_prompt={"video": some})
+def test_videos_are_refused_however_they_are_asked_for(place: Path, pictures: Path, some: Any) -> None:
+    """Where they are not selected."""
+    with pytest.raises(VitrimError, match=r"^videos of InternVL cannot be selected in vLLM"):
+        configured(pictures, limit_mm_per_prompt={"video": some})
+    assert configured(place, limit_mm_per_prompt={"video": some}).multimodal_config.get_limit_per_prompt("video")
+
+
+def test_videos_are_selected_once(place: Path) -> None:
+    """By us, or by vLLM's own selection."""
+    with pytest.raises(VitrimError, match=r"^video_pruning_rate=0\.5 .*: leave it out, or the selector$"):
+        configured(place, video_pruning_rate=0.5)
+    own = configured(place, None, video_pruning_rate=0.5)
+    assert own.architectures == ["Qwen2VLForConditionalGeneration"]
 
 
 def test_another_implementation_is_refused_in_one_line(place: Path) -> None:

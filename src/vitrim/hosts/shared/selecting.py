@@ -111,10 +111,11 @@ class Candidates:
     """The tokens of one image that a selector chooses among.
 
     Attributes:
-        features: (f + n, D); the ``front`` first have no place among patches and always stay.
+        features: (f + n + e, D); the ``front`` first, and the e behind a ``grid``, have no place among patches and
+            always stay.
         flags: (Q,) bool, on the CPU: which of the image's places in the prompt they have.
         front: f.
-        grid: of all n, if none was removed.
+        grid: of all n, if none was removed; None: e is 0.
         more: further entries of `Seen`, for this image.
     """
 
@@ -124,11 +125,17 @@ class Candidates:
     grid: FrameGrid | None = None
     more: Mapping[str, Any] | None = None
 
+    @property
+    def patches(self) -> slice:
+        """The n features that a selector chooses among."""
+        return slice(self.front, len(self.features) if self.grid is None else self.front + prod(self.grid))
+
     def chosen(self, choice: Choice) -> ChosenTokens:
         """The features that stay. Those without a place get the first free ones, since only their number matters."""
-        patches = self.features[self.front :]
-        features = torch.cat([self.features[: self.front], choice.of(patches).to(patches.dtype)])
-        rows = torch.cat([torch.arange(self.front, device=choice.kept.device), choice.kept + self.front])
+        patches, every = self.patches, torch.arange(len(self.features), device=choice.kept.device)
+        tokens = choice.of(self.features[patches]).to(self.features.dtype)
+        features = torch.cat([self.features[: patches.start], tokens, self.features[patches.stop :]])
+        rows = torch.cat([every[: patches.start], choice.kept + patches.start, every[patches.stop :]])
         extra = choice.number - len(choice.kept)
         if extra:
             free = torch.ones(len(self.features), dtype=torch.bool, device=rows.device)
@@ -141,7 +148,7 @@ class Candidates:
         flags[places] = True
         kept[own] = True
         if choice.merged is not None:
-            merged[own[self.front :]] = choice.merged.to(merged.device)
+            merged[own[self.front :][: len(choice.kept)]] = choice.merged.to(merged.device)
         return ChosenTokens(features, flags, rows, ImagePlaces(kept, merged, extra))
 
 
@@ -158,7 +165,7 @@ def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:
         for name in own[0].more or {}:
             values = [(image.more or {})[name] for image in own]
             more[name] = values if name == "text" else torch.stack(values)
-        features = torch.stack([image.features[image.front :] for image in own])
+        features = torch.stack([image.features[image.patches] for image in own])
         with nullcontext() if selector.merges else torch.no_grad():
             chosen = selector.select(Seen(features, own[0].grid, **more))
         found |= dict(zip(places, chosen, strict=True))

@@ -68,7 +68,7 @@ VISION_LANGUAGE: dict[str, str] = of_modules(
         "internvl": "vlms:InternVL InternVLModel InternVLForConditionalGeneration",
         "llava_next": "vlms:LlavaNext LlavaNextModel LlavaNextForConditionalGeneration",
         "llava_next_video": "vlms:LlavaNext LlavaNextVideoModel LlavaNextVideoForConditionalGeneration",
-        "llava_onevision": "vlms:LlavaNext LlavaOnevisionModel LlavaOnevisionForConditionalGeneration",
+        "llava_onevision": "vlms:LlavaOneVision LlavaOnevisionModel LlavaOnevisionForConditionalGeneration",
         "qwen2_vl": "vlms:Qwen2VL Qwen2VLModel Qwen2VLForConditionalGeneration",
         "qwen3_vl": "vlms:Qwen3VL Qwen3VLModel Qwen3VLForConditionalGeneration",
         "qwen2_5_vl": "vlms:Qwen25VL Qwen2_5_VLModel Qwen2_5_VLForConditionalGeneration",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import HIDDEN
 from vitrim.core.host import VisionLanguage
 from vitrim.core.plan import HostFacts
-from vitrim.core.selection import ImageSelector, Selector
+from vitrim.core.selection import FrameGrid, ImageSelector, Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors, prompt_rows
 from vitrim.hosts.shared.selecting import ChosenTokens
@@ -97,6 +97,11 @@ class PromptFamily(VisionLanguage):
     def placeholder(cls, model: Any, kind: str) -> int:
         """The id in place of an image's or video's feature in a prompt."""
         return getattr(model.base_model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
+
+    @classmethod
+    def video_grid(cls, model: Any, given: Mapping[str, Any]) -> FrameGrid | None:
+        """Frames, rows and columns of each video's tokens, where its pixels tell; tokens behind these always stay."""
+        return None
 
     @classmethod
     def resizes(cls, model: nn.Module) -> bool:

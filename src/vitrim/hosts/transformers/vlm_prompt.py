@@ -415,6 +415,9 @@ class ImagePrompt:
 
     def grids(self, kind: str, images: Sequence[Tensor]) -> list[FrameGrid | None]:
         """Frames, rows and columns of the tokens of every image or video; None if the inputs do not tell."""
+        whole = self.family.video_grid(self.model, self.given) if kind == "video" else None
+        if whole is not None:
+            return [whole] * len(images)
         unknown: list[FrameGrid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
         patches = self.patches(kind)
         if len(patches) != len(images):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from math import ceil
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from transformers.utils.constants import OPENAI_CLIP_STD
 
 from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
-from vitrim.core.selection import ImageSelector, Selector
+from vitrim.core.selection import FrameGrid, ImageSelector, Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.common import USUAL_SIDE, calls_own
@@ -185,6 +186,16 @@ class LlavaNext(HuggingFaceVLM):
     @classmethod
     def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         raise UnsupportedModelError(f"prompts of {type(model).__name__}, with images in tiles, are not measured")
+
+
+class LlavaOneVision(LlavaNext):
+    """Tokens of a video's frames are joined 2 x 2; another one ends the video, and stays."""
+
+    @classmethod
+    def video_grid(cls, model: Any, given: Mapping[str, Any]) -> FrameGrid:
+        vision = model.config.vision_config
+        side = ceil(vision.image_size // vision.patch_size / 2)
+        return given["pixel_values_videos"].shape[1], side, side
 
 
 class _Qwen(PackedCells, HuggingFaceVLM):

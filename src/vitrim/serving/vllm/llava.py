@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
 from vllm.model_executor.models import gemma4_mm, llava, llava_next, llava_onevision
 
+from vitrim.core.selection import FrameGrid
 from vitrim.serving.vllm.selecting import Selecting, selecting
 
 
@@ -19,7 +24,17 @@ class ServedLlavaNext(Selecting, llava_next.LlavaNextForConditionalGeneration):
 
 @selecting
 class ServedLlavaOneVision(Selecting, llava_onevision.LlavaOnevisionForConditionalGeneration):
-    """LLaVA-OneVision."""
+    """LLaVA-OneVision: of a video, the token that ends it stays."""
+
+    kinds = ("image", "video")
+    grid_fields = ("pixel_values_videos",)
+
+    @classmethod
+    def units(cls, config: Any, item: Mapping[str, Any], total: int) -> list[FrameGrid]:
+        if not item:
+            return super().units(config, item, total)
+        side = ceil(config.vision_config.image_size // config.vision_config.patch_size / 2)
+        return [((total - 1) // side**2, side, side), (1, 1, 1)]
 
 
 @selecting

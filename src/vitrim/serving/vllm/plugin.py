@@ -78,6 +78,11 @@ def create_model_config(self: Any) -> Any:
             f"model_impl={plain.model_impl}: image tokens are selected in vLLM's own models: leave it out, or take "
             f"{' or '.join(IMPLEMENTATIONS)}"
         )
+    if plain.multimodal_config.get_video_pruning_spec() is not None:
+        raise VitrimError(
+            f"video_pruning_rate={plain.multimodal_config.video_pruning_rate} selects tokens of videos, too: leave "
+            "it out, or the selector"
+        )
     # vLLM's own arguments stay as the user gave them.
     args = copy.copy(self)
     changes = {
@@ -87,7 +92,7 @@ def create_model_config(self: Any) -> Any:
     }
     given = self.hf_overrides
     args.hf_overrides = partial(changed, given, changes) if callable(given) else {**(given or {}), **changes}
-    if family.videos:
+    if family.images_only:
         limits = self.limit_mm_per_prompt or {}
         if "video" in limits and plain.multimodal_config.get_limit_per_prompt("video"):
             raise VitrimError(f"videos of {family.name} cannot be selected in vLLM: leave their limit out")

@@ -15,11 +15,11 @@ from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.processing import PromptUpdateDetails
 from vllm.multimodal.processing.context import TimingContext
 
-from vitrim.core.selection import Choice, FrameGrid
+from vitrim.core.selection import Choice, FrameGrid, Selector
 from vitrim.hosts.shared.selecting import Candidates, choose
 from vitrim.serving.vllm.setting import FAMILIES, FIELD, PREFIX, Setting, check_fits, mark, selector_of, stay
 
-CARRIED = {"image": "vitrim_image"}
+CARRIED = {"image": "vitrim_image", "video": "vitrim_video"}
 """Names of the setting of an item among its tensors, by modality."""
 
 
@@ -36,15 +36,18 @@ def decoded(setting: Tensor) -> str:
 class Selecting:
     """Mixin before a model class of vLLM that selects among its embeddings.
 
-    Subclasses define how an image is divided where it is not one pool of tokens.
+    Subclasses define how an image or video is divided where it is not one pool of tokens.
     """
+
+    kinds: ClassVar[tuple[str, ...]] = ("image",)
+    """Modalities whose tokens are selected; others are refused."""
 
     supports_encoder_cudagraph: ClassVar[bool] = False
     """Recorded graphs would bypass `embed_multimodal`."""
     supports_tower_connector_lora: ClassVar[bool] = False
     """vLLM counts the tower's tokens by the placeholders."""
     grid_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields of the processor that `grid` needs."""
+    """Fields of the processor that say what an item is; those that it has are its ``item`` below."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
@@ -57,24 +60,26 @@ class Selecting:
 
     @staticmethod
     def grid(config: Any, item: Mapping[str, Any]) -> FrameGrid | None:
-        """Frames, rows and columns of the tokens of an image; None: unknown."""
+        """Frames, rows and columns of the tokens of an image or video; None: unknown."""
         return None
 
     @classmethod
     def units(cls, config: Any, item: Mapping[str, Any], total: int) -> list[FrameGrid]:
-        """Grids of the separately selected units of an image of ``total`` tokens."""
+        """Grids of the separately selected units of an image or video of ``total`` tokens."""
         tile = cls.tile(config)
         return [(1, 1, tile)] * (total // tile) if tile else [cls.grid(config, item) or (1, 1, total)]
 
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
-        """Embeddings (n, C) of every image, of the kept tokens."""
+        """Embeddings (n, C) of every image, or every video, of the kept tokens."""
         carried = [kwargs.pop(name) for name in CARRIED.values() if name in kwargs]
         found = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         if found is None or not len(found):
             return found
+        found = [image.flatten(0, -2) for image in found]  # (1, n, C) of videos of several lengths in LLaVA-OneVision
+        told = [name for name in self.grid_fields if name in kwargs]
+        items = [{name: kwargs[name][place] for name in told} for place in range(len(found))]
         pieces: list[tuple[int, Tensor, FrameGrid]] = []
-        for place, image in enumerate(found):
-            item = {name: kwargs[name][place] for name in self.grid_fields}
+        for place, (image, item) in enumerate(zip(found, items, strict=True)):
             grids = self.units(self.config, item, len(image))
             parts = image.split([prod(grid) for grid in grids])
             pieces += [(place, part, grid) for part, grid in zip(parts, grids, strict=True)]
@@ -86,10 +91,22 @@ class Selecting:
             own = [piece for piece in pieces if settings[piece[0]] == setting]
             images = [Candidates(part[:, :width], _all(part), grid=grid) for _, part, grid in own]
             for (place, part, grid), choice in zip(own, choose(selector_of(setting), images), strict=True):
-                left[place].append(self.left(part, choice, grid))
+                left[place].append(self.left(part, choice, grid, items[place]))
         return [torch.cat(parts) for parts in left]
 
-    def left(self: Any, part: Tensor, choice: Choice, grid: FrameGrid) -> Tensor:
+    @classmethod
+    def cut(
+        cls, config: Any, item: Mapping[str, Any], tokens: Tensor, embed: Tensor, selector: Selector
+    ) -> tuple[list[int], Tensor]:
+        """Placeholders of what is kept of an image or video, and which of them are of features (bool).
+
+        ``tokens`` (Q,) are those of the whole, ``embed`` (Q,) is True for features.
+        """
+        grids = cls.units(config, item, int(embed.sum()))
+        keep = stay(embed, [prod(grid) for grid in grids], [selector.count(grid) for grid in grids])
+        return tokens[keep].tolist(), embed[keep]
+
+    def left(self: Any, part: Tensor, choice: Choice, grid: FrameGrid, item: Mapping[str, Any]) -> Tensor:
         """Kept tokens of ``part`` (n, C) on ``grid``; features for further layers, after the width, follow."""
         width = self.vitrim_width
         return torch.cat(
@@ -116,7 +133,7 @@ class Cutting:
 
     def get_dummy_inputs(self: Any, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
         # a server that takes embeddings asks for those of modalities whose limit is 0, too
-        counts = {modality: count for modality, count in mm_counts.items() if modality == "image"}
+        counts = {modality: count for modality, count in mm_counts.items() if modality in self.kind.kinds}
         made = super().get_dummy_inputs(seq_len, counts, mm_options)  # type: ignore[misc]
         settings = Setting.of_model(self.info.ctx.model_config.hf_config).reserved()
         given = made.hf_processor_mm_kwargs
@@ -156,13 +173,12 @@ class Cutting:
         config, tokens = self.info.ctx.model_config.hf_config, torch.tensor(update.content.full)
         marked = update.content.is_embed
         embed = torch.ones_like(tokens, dtype=torch.bool) if marked is None else marked(update.content.full)
-        item = {name: fields[name].data for name in self.kind.grid_fields}
-        grids = self.kind.units(config, item, int(embed.sum()))
+        item = {name: fields[name].data for name in self.kind.grid_fields if name in fields}
         selector = selector_of(decoded(fields[CARRIED[update.modality]].data))
         # The number of kept tokens follows from the grid alone: the prompt is cut before an image is seen.
-        keep = stay(embed, [prod(grid) for grid in grids], [selector.count(grid) for grid in grids])
-        details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=marked and partial(_same, embed[keep]))
-        return update.with_content(details)
+        full, embed = self.kind.cut(config, item, tokens, embed, selector)
+        is_embed = None if bool(embed.all()) else partial(_same, embed)
+        return update.with_content(PromptUpdateDetails(full=full, is_embed=is_embed))
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
         # vLLM caches by image: another selector must not find the embeddings of this one.
@@ -175,17 +191,19 @@ def _same(mask: Tensor, full: list[int]) -> Tensor:
     return mask
 
 
-class ImagesOnly:
-    """Mixin before vLLM's processing info: images are all that a prompt may have besides text."""
+class SelectedOnly:
+    """Mixin before vLLM's processing info: what is selected is all that a prompt may have besides text."""
+
+    kinds: ClassVar[tuple[str, ...]]
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
         found = super().get_supported_mm_limits()  # type: ignore[misc]
-        return {modality: limit if modality == "image" else 0 for modality, limit in found.items()}
+        return {modality: limit if modality in self.kinds else 0 for modality, limit in found.items()}
 
     def parse_mm_data(self: Any, mm_data: Any, *, validate: bool = True) -> Any:
         found = super().parse_mm_data(mm_data, validate=validate)  # type: ignore[misc]
         for modality, items in found.items():
-            if validate and modality != "image":  # vLLM does not count embeddings of a modality whose limit is 0
+            if validate and modality not in self.kinds:  # vLLM does not count embeddings of a modality whose limit is 0
                 self.validate_num_items(modality, len(items))
         return found
 
@@ -204,7 +222,9 @@ def selecting(kind: Any) -> Any:
 
     # vLLM's factories may be functions that return objects of several classes
     def info(ctx: Any) -> Any:
-        return _behind(ImagesOnly, type(own.info(ctx)))(ctx)
+        made = _behind(SelectedOnly, type(own.info(ctx)))(ctx)
+        made.kinds = kind.kinds
+        return made
 
     def processor(info: Any, dummy_inputs: Any) -> Any:
         made = _behind(Cutting, type(own.processor(info, dummy_inputs)))(info, dummy_inputs)

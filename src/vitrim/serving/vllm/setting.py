@@ -24,8 +24,11 @@ ANY = "any"
 """In the list of allowed settings: all that a server can do."""
 WHOLE = "random:keep=1"
 """A selector that keeps every token in its place."""
-FREE = "random, pool, divprune, otprune, vidcom2, scope:saliency=none, dart:text_pivots=0 or cdpruner:text=none"
-"""Selectors of images that need neither attention nor text."""
+FREE = (
+    "random, pool, divprune, otprune, vidcom2, vcast, evs, scope:saliency=none, dart:text_pivots=0 or "
+    "cdpruner:text=none"
+)
+"""Selectors that need neither attention nor text."""
 PREFIX = "Vitrim"
 """Prefix of the names of architectures with selection."""
 
@@ -35,32 +38,30 @@ class ServedFamily(NamedTuple):
 
     Attributes:
         target: module and class in this folder.
-        videos: the model accepts videos; they are not selected, so they are refused.
+        images_only: the model accepts videos; they are not selected, so they are refused.
         axes: positions have three axes, and tokens keep theirs.
     """
 
     name: str
     target: str
-    videos: bool = False
+    images_only: bool = False
     axes: bool = False
 
 
 FAMILIES = {
     "LlavaForConditionalGeneration": ServedFamily("LLaVA-1.5", "llava:ServedLlava"),
     "LlavaNextForConditionalGeneration": ServedFamily("LLaVA-NeXT", "llava:ServedLlavaNext"),
-    "LlavaOnevisionForConditionalGeneration": ServedFamily(
-        "LLaVA-OneVision", "llava:ServedLlavaOneVision", videos=True
-    ),
-    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", videos=True, axes=True),
-    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", videos=True, axes=True),
-    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", videos=True, axes=True),
-    "Qwen3_5ForConditionalGeneration": ServedFamily("Qwen3.5", "qwen:ServedQwen35", videos=True, axes=True),
+    "LlavaOnevisionForConditionalGeneration": ServedFamily("LLaVA-OneVision", "llava:ServedLlavaOneVision"),
+    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", axes=True),
+    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", axes=True),
+    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", axes=True),
+    "Qwen3_5ForConditionalGeneration": ServedFamily("Qwen3.5", "qwen:ServedQwen35", images_only=True, axes=True),
     "Glm4vForConditionalGeneration": ServedFamily(
-        "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", videos=True, axes=True
+        "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", images_only=True, axes=True
     ),
-    "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", videos=True),
+    "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", images_only=True),
     "Gemma3ForConditionalGeneration": ServedFamily("Gemma 3", "tiles:ServedGemma3"),
-    "Gemma4ForConditionalGeneration": ServedFamily("Gemma 4", "llava:ServedGemma4", videos=True),
+    "Gemma4ForConditionalGeneration": ServedFamily("Gemma 4", "llava:ServedGemma4", images_only=True),
     "SmolVLMForConditionalGeneration": ServedFamily("SmolVLM", "tiles:ServedSmolVLM"),
     "Idefics3ForConditionalGeneration": ServedFamily("Idefics 3", "tiles:ServedIdefics3"),
 }
