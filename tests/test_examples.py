@@ -192,7 +192,7 @@ def test_a_chunk_of_features_is_written_whole_or_not_at_all(tmp_path: Path, monk
 def test_features_under_ray_go_on_where_files_are(kind: str, tmp_path: Path) -> None:
     """Two workers; started again where three of ten files are there: each image once, as by the model alone."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("needs Ray: pip install 'vitrim[ray]'")
+        pytest.skip("needs Ray: pip install '.[ray]'")
     example = load("ray_features")
     photos, out = tmp_path / "photos", tmp_path / "features"
     (photos / "of" / "two").mkdir(parents=True)

@@ -372,7 +372,7 @@ def test_an_option_that_the_config_does_not_have(folder: Path) -> None:
 
 def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingPackageError, match=r"a model of transformers needs .*: pip install 'vitrim\[hf\]'"):
+    with pytest.raises(MissingPackageError, match=r"a model of transformers needs .*: pip install '.\[hf\]'"):
         loading.hf_model("some/name", False, {})
 
 

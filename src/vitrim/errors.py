@@ -76,7 +76,8 @@ def check_installed(what: str, *packages: str, extra: str | None = None) -> None
 def not_installed(what: str, package: str, extra: str | None = None) -> MissingPackageError:
     """The error of `check_installed` for a package whose absence another library tells."""
     extra = extra or EXTRAS.get(package)
-    install = f"pip install {package}" if extra is None else f"pip install 'vitrim[{extra}]'"
+    # no index has a release yet: "." is a checkout
+    install = f"pip install {package}" if extra is None else f"pip install '.[{extra}]'"
     return MissingPackageError(f"{what} needs the package '{package}': {install}")
 
 

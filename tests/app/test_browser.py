@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("browser"),
     # the server imports it, which takes seconds
-    pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install 'vitrim[app]'"),
+    pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install '.[app]'"),
 ]
 
 

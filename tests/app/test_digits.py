@@ -81,7 +81,7 @@ def test_held_out_indices_refuses_rare_classes() -> None:
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"^the demo needs the package 'sklearn': pip install 'vitrim\[demo\]'$"):
+    with pytest.raises(ImportError, match=r"^the demo needs the package 'sklearn': pip install '.\[demo\]'$"):
         digits.load_split()
 
 

@@ -23,7 +23,7 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from vitrim.app.page import Events
 
-pytestmark = pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install 'vitrim[app]'")
+pytestmark = pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install '.[app]'")
 
 
 def page_file() -> Any:

@@ -62,7 +62,7 @@ def test_a_command_that_misses_a_package_names_the_extra(
     app.command()(imports)
     monkeypatch.setattr(cli, "app", typer.main.get_command(app))
     assert exit_code(monkeypatch) == 2
-    line = f"error: this needs the package '{module}': pip install 'vitrim[{EXTRAS[module]}]'"
+    line = f"error: this needs the package '{module}': pip install '.[{EXTRAS[module]}]'"
     assert capsys.readouterr().err.strip() == line
     for other in ("a_package_of_theirs", next(name for name in EXTRAS if name != module)):
         missing[0] = other
@@ -74,13 +74,13 @@ def test_what_is_missing_is_named_before_the_work(monkeypatch: pytest.MonkeyPatc
     """In Python as on the command line, with an own extra where the function has one."""
     monkeypatch.setattr(vitrim.errors, "find_spec", lambda name: None)
     for call, said in (
-        (lambda: vitrim.train("finetune", tmp_path), r"^training needs .*'accelerate': pip install 'vitrim\[train\]'$"),
+        (lambda: vitrim.train("finetune", tmp_path), r"^training needs .*'accelerate': pip install '.\[train\]'$"),
         (lambda: vitrim.Running(tmp_path, tensorboard=True), r"^training needs .*'accelerate'"),
         (lambda: vitrim.show("test_vit", ["none"], tmp_path), r"^a picture needs .*'vitrim\[analysis\]'$"),
     ):
         with pytest.raises(MissingPackageError, match=said):
             call()  # type: ignore[no-untyped-call]
-    with pytest.raises(MissingPackageError, match=r"pip install 'vitrim\[app\]'$"):
+    with pytest.raises(MissingPackageError, match=r"pip install '.\[app\]'$"):
         check_installed("the page", "matplotlib", extra="app")
 
 
@@ -92,28 +92,28 @@ def commands(root: Path) -> list[tuple[list[str], str | None]]:
     """Runs of the command line, and the end of the line that each ends in; None where it works."""
     data = ["--data", str(root / "photos")]
     return [
-        (["train", "finetune", *data, "--out", f"{root}/run"], "'accelerate': pip install 'vitrim[train]'"),
-        (["train", "finetune", *data, "--dry-run"], "'accelerate': pip install 'vitrim[train]'"),
+        (["train", "finetune", *data, "--out", f"{root}/run"], "'accelerate': pip install '.[train]'"),
+        (["train", "finetune", *data, "--dry-run"], "'accelerate': pip install '.[train]'"),
         (["train", "finetune", "--show"], None),
-        (["profile", "hf:google/vit"], "pip install 'vitrim[hf]'"),
-        (["profile", "open_clip:ViT-B-32"], "pip install 'vitrim[clip]'"),
-        (["eval", *MODEL, "--data", "hfds/a/b"], "'datasets': pip install 'vitrim[data]'"),
-        (["eval", *MODEL, *data, "--predictions", f"{root}/p.parquet"], "pip install 'vitrim[data]'"),
-        (["demo", "--out", f"{root}/demo"], "'sklearn': pip install 'vitrim[demo]'"),
-        (["analyze", *MODEL, *data, "--out", f"{root}/analysis"], "'scipy': pip install 'vitrim[analysis]'"),
+        (["profile", "hf:google/vit"], "pip install '.[hf]'"),
+        (["profile", "open_clip:ViT-B-32"], "pip install '.[clip]'"),
+        (["eval", *MODEL, "--data", "hfds/a/b"], "'datasets': pip install '.[data]'"),
+        (["eval", *MODEL, *data, "--predictions", f"{root}/p.parquet"], "pip install '.[data]'"),
+        (["demo", "--out", f"{root}/demo"], "'sklearn': pip install '.[demo]'"),
+        (["analyze", *MODEL, *data, "--out", f"{root}/analysis"], "'scipy': pip install '.[analysis]'"),
         (
             ["show", *MODEL, str(root / "photos" / "a" / "0.png"), "--out", f"{root}/show"],
-            "pip install 'vitrim[analysis]'",
+            "pip install '.[analysis]'",
         ),
         (
             ["bench", *MODEL, "-m", "tome:r=1", "--figure", f"{root}/b.png"],
-            "'matplotlib': pip install 'vitrim[analysis]'",
+            "'matplotlib': pip install '.[analysis]'",
         ),
-        (["compare", *MODEL, "-m", "tome:r=1", *data, "--figure", f"{root}/c.png"], "pip install 'vitrim[analysis]'"),
-        (["tune", *MODEL, *data, "-m", "tome", "--target", "macs=0.8"], "'optuna': pip install 'vitrim[tune]'"),
-        (["export", *MODEL, "--out", f"{root}/m.onnx"], "pip install 'vitrim[export]'"),
-        (["export", *MODEL, "--out", f"{root}/m.xml"], "pip install 'vitrim[openvino]'"),
-        (["app"], "'gradio': pip install 'vitrim[app]'"),
+        (["compare", *MODEL, "-m", "tome:r=1", *data, "--figure", f"{root}/c.png"], "pip install '.[analysis]'"),
+        (["tune", *MODEL, *data, "-m", "tome", "--target", "macs=0.8"], "'optuna': pip install '.[tune]'"),
+        (["export", *MODEL, "--out", f"{root}/m.onnx"], "pip install '.[export]'"),
+        (["export", *MODEL, "--out", f"{root}/m.xml"], "pip install '.[openvino]'"),
+        (["app"], "'gradio': pip install '.[app]'"),
         (["eval", *MODEL, *data, "-m", "tome:r=1"], None),
         (["env"], None),
         (["list", "hosts"], None),

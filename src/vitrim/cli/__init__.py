@@ -123,7 +123,7 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS or find_spec(package) is not None:
             raise  # a bug, or a package that is installed and lacks another one
-        sys.exit(_fail(f"this needs the package '{package}': pip install 'vitrim[{EXTRAS[package]}]'"))
+        sys.exit(_fail(f"this needs the package '{package}': pip install '.[{EXTRAS[package]}]'"))
     except OSError as error:
         if error.errno not in OF_THE_SYSTEM:
             raise  # a bug: show the traceback

@@ -31,6 +31,6 @@ def demo(
         try:
             from vitrim.app import demo as run
         except ModuleNotFoundError as error:
-            raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
+            raise VitrimError(f"the demo needs {error.name}: pip install '.[demo]'") from error
         report = run.demo(out, cifar10=cifar10, threads=compute.threads, seed=compute.seed, on_progress=signs.tell)
     output.finish(report)

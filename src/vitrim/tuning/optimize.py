@@ -227,7 +227,7 @@ def _engines(
         quantiser = importlib.util.find_spec("nncf") is not None
         precisions = ["fp32", "bf16", *(["int8"] if quantiser else [])]
         if not quantiser:
-            notes.append("int8 is not tried: it needs nncf (pip install 'vitrim[int8]')")
+            notes.append("int8 is not tried: it needs nncf (pip install '.[int8]')")
     found, lacking = engines_named(given, precisions)
     return found, [*notes, *lacking]
 

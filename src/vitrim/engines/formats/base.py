@@ -76,7 +76,7 @@ class Format:
         absent = [name for name in cls.needs if importlib.util.find_spec(name) is None]
         if not absent:
             return None
-        return f"{cls.name} needs {' and '.join(absent)}: pip install 'vitrim[{cls.extra}]'"
+        return f"{cls.name} needs {' and '.join(absent)}: pip install '.[{cls.extra}]'"
 
     @classmethod
     def check(cls) -> None:
