@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,8 @@ def evaluate(
         >>> [(row["method"], row["tokens_per_block"][0]) for row in evaluate(model, "tome:r=8", batches).rows]
         [('dense', 101), ('tome:r=8', 93)]
     """
-    spec, images, results = ScoredModel.of(model), PageData.of(data), ScoredResults.of(out)
+    spec, results = ScoredModel.of(model), ScoredResults.of(out)
+    pages = PageData.of(data)
     configs, files = parted(methods)
     if results.predictions is not None:
         check_predictions(Path(results.predictions))
@@ -141,17 +142,18 @@ def evaluate(
     with seeded_draws(device, seed):
         loaded, others = load(spec, "cpu", configs)
         check_alike(loaded, list(files.values()), others)
-        if isinstance(loaded.model, nn.Module) and task_name(loaded, images.task) == RETRIEVAL:
+        if isinstance(loaded.model, nn.Module) and task_name(loaded, pages.task) == RETRIEVAL:
             if files or others or results != ScoredResults():
                 raise VitrimError(
                     "pages are scored in one go, as the processor prepares them: leave files, image sizes, out, "
                     "decisions and predictions out"
                 )
             return evaluate_pages(
-                loaded, configs, images, device=device, dtype=dtype, seed=seed, on_progress=on_progress
+                loaded, configs, pages, device=device, dtype=dtype, seed=seed, on_progress=on_progress
             )
-        if images.select or images.pool_factors:
+        if pages.select or pages.pool_factors:
             raise VitrimError(f"select and pool_factors are of retrievers of pages, and {loaded.name} is none")
+        images = ScoredData(**{one.name: getattr(pages, one.name) for one in fields(ScoredData)})
         task, dataset, data = _task_and_images(loaded, images, results, others)
         opened = open_models(
             [loaded, *others], task, dataset, data, configs, list(files.values()), device=processes.device or device,
