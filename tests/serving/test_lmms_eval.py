@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +18,7 @@ from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizer
 import vitrim
 from tiny_vlms import VLMS
 
+pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 harness = pytest.importorskip(
     "lmms_eval", reason="lmms-eval is not installed: pip install lmms-eval, in an environment of its own"
 )
