@@ -120,12 +120,12 @@ def test_families_in_cells_and_compact_ones_are_named(run: Run) -> None:
         tower = family.tower(model)
         assert host_of(tower).in_cells is (host_of(tower).facts(tower).cell > 1), name
     refused = {family.name for family in vision_languages().values() if family.refused}
-    assert refused == {"LLaVA-NeXT, LLaVA-OneVision", "Qwen2.5-VL"}
+    assert refused == {"LLaVA-NeXT", "LLaVA-OneVision", "Qwen2.5-VL"}
     _, out, _ = run("hosts", "qwen")
     lines = " ".join(out.split())
     assert "as wholes (docs/hosts.md, cells): transformers Qwen2-VL, transformers Qwen3-VL" in lines
     assert "image tokens one by one: ColPali; LLaVA; PaliGemma; ViP-LLaVA" in lines
-    assert "refused: LLaVA-NeXT, LLaVA-OneVision; Qwen2.5-VL" in lines
+    assert "refused: LLaVA-NeXT; LLaVA-OneVision; Qwen2.5-VL" in lines
 
 
 @pytest.mark.parametrize("host", tiny.HOSTS)

@@ -173,7 +173,7 @@ class InternVL(HuggingFaceVLM):
 class LlavaNext(HuggingFaceVLM):
     """Refused: tiles are assembled to a map, which is cut to the image's shape and gets a token after every row."""
 
-    name = "LLaVA-NeXT, LLaVA-OneVision"
+    name = "LLaVA-NeXT"
     refused = True
 
     @classmethod
@@ -190,6 +190,8 @@ class LlavaNext(HuggingFaceVLM):
 
 class LlavaOneVision(LlavaNext):
     """Tokens of a video's frames are joined 2 x 2; another one ends the video, and stays."""
+
+    name = "LLaVA-OneVision"
 
     @classmethod
     def video_grid(cls, model: Any, given: Mapping[str, Any]) -> FrameGrid:
