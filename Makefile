@@ -4,7 +4,7 @@ VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full test-oldest test-pins test-vllm lint pytest docs clean
+.PHONY: demo test test-slow test-full test-oldest test-pins test-vllm lint pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -24,6 +24,10 @@ lint: $(VENV)/.installed
 # the run: pytest-xdist would wait forever for the rest of its group.
 pytest: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0 $(TESTS)
+
+# One case of every test that takes half a second or more: exports, browsers, processes, studies.
+test-slow: $(VENV)/.installed
+	$(MAKE) --no-print-directory pytest TESTS="-m slow"
 
 # Everything: every method on every host, all cases of every table, and what is marked `slow`: exports, browsers, processes.
 test-full: lint

@@ -61,6 +61,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked ``slow``, and give each group to one worker; ``VITRIM_FULL_MATRIX=1`` runs everything.
 
+    ``-m slow`` runs one case of every slow test.
+
     Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by
     host, that is a diagonal: it meets all hosts and all methods where n divides neither number.
 
@@ -73,11 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
     if not FULL_MATRIX:
         places, asked, unasked = Counter[str](), list[pytest.Item](), list[pytest.Item]()
+        wanted = config.option.markexpr == "slow"
         for item in items:
             mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
-            slow = item.get_closest_marker("slow") is not None
-            (unasked if slow or (mark and places[test] % mark.args[0]) else asked).append(item)
-            places[test] += not slow
+            fits = (item.get_closest_marker("slow") is not None) == wanted
+            every = len(items) if wanted else mark.args[0] if mark else 1
+            (unasked if not fits or places[test] % every else asked).append(item)
+            places[test] += fits
         config.hook.pytest_deselected(items=unasked)
         items[:] = asked
     if not hasattr(config, "workerinput"):
