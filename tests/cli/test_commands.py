@@ -28,7 +28,7 @@ OWN = {
     "demo": {"--out"},
     "freeze": {"--method", "--out", "--images"},  # one; a file, not a folder
     "export": {"--precision", "--out", "--img-size"},  # one each; a file, not a folder
-    "eval": {"--out", "--resume"},
+    "eval": {"--out", "--resume", "--select"},  # several selectors, of retrievers of pages
     "tune": {
         "--out",
         "--resume",

@@ -10,7 +10,7 @@ import pytest
 
 import served
 from vitrim.errors import VitrimError
-from vitrim.serving.vllm.setting import FAMILIES, PREFIX, Setting
+from vitrim.serving.vllm.setting import FAMILIES, PREFIX, ServerSetting
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
 
@@ -90,7 +90,7 @@ def test_a_server_can_select_for_requests_alone(place: Path, monkeypatch: pytest
     monkeypatch.setenv("VITRIM_SELECT_ALLOWED", "pool off")
     config = configured(place, None)
     assert config.architectures == ["VitrimQwen2VLForConditionalGeneration"]
-    assert Setting.of_model(config.hf_config) == Setting("none", ["pool", "none"])
+    assert ServerSetting.of_model(config.hf_config) == ServerSetting("none", ["pool", "none"])
 
 
 def test_what_is_listed_must_fit_the_model(place: Path) -> None:

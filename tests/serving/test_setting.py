@@ -16,7 +16,7 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.serving.vllm.setting import (
     FAMILIES,
     FREE,
-    Setting,
+    ServerSetting,
     canonical,
     check_fits,
     family_of,
@@ -44,38 +44,38 @@ def test_a_word_switches_selection_off(word: str) -> None:
 
 def test_options_of_the_server_go_before_the_environment() -> None:
     given = {"vitrim": {"select": "random:tokens=9"}}
-    assert setting_of(given, {"VITRIM_SELECT": "pool"}) == Setting("random:tokens=9")
-    assert setting_of({}, {"VITRIM_SELECT": "pool:tokens=4"}) == Setting("pool:tokens=4")
+    assert setting_of(given, {"VITRIM_SELECT": "pool"}) == ServerSetting("random:tokens=9")
+    assert setting_of({}, {"VITRIM_SELECT": "pool:tokens=4"}) == ServerSetting("pool:tokens=4")
     bound = {"VITRIM_SELECT": "pool", "VITRIM_SELECT_ALLOWED": "divprune:keep=.5 off"}
-    assert setting_of(given, bound) == Setting("random:tokens=9", ["divprune:keep=0.5", "none"])
-    assert setting_of({"vitrim": {"allowed": ["any"]}}, bound) == Setting("pool", ["any"])
+    assert setting_of(given, bound) == ServerSetting("random:tokens=9", ["divprune:keep=0.5", "none"])
+    assert setting_of({"vitrim": {"allowed": ["any"]}}, bound) == ServerSetting("pool", ["any"])
 
 
 def test_a_server_can_select_for_requests_alone() -> None:
-    assert setting_of({}, {"VITRIM_SELECT_ALLOWED": "pool"}) == Setting("none", ["pool"])
-    assert setting_of({}, {"VITRIM_SELECT_ALLOWED": "any"}) == Setting("none", ["any"])
-    assert setting_of({"vitrim": {"select": "off"}}, {"VITRIM_SELECT_ALLOWED": "any"}) == Setting("none", ["any"])
+    assert setting_of({}, {"VITRIM_SELECT_ALLOWED": "pool"}) == ServerSetting("none", ["pool"])
+    assert setting_of({}, {"VITRIM_SELECT_ALLOWED": "any"}) == ServerSetting("none", ["any"])
+    assert setting_of({"vitrim": {"select": "off"}}, {"VITRIM_SELECT_ALLOWED": "any"}) == ServerSetting("none", ["any"])
 
 
 def test_requests_choose_among_what_is_allowed() -> None:
-    own = Setting("divprune:keep=0.25", ["pool:tokens=9", "none"])
+    own = ServerSetting("divprune:keep=0.25", ["pool:tokens=9", "none"])
     assert [own.asked(text) for text in ("divprune:keep=.25", "pool:tokens=9", "off")] == [own.select, *own.allowed]
     with pytest.raises(VitrimError, match=r"^vitrim_select=pool:tokens=8 .*; allowed: divprune:keep=0.25, pool.*=9, n"):
         own.asked("pool:tokens=8")
-    for fixed in (Setting("pool", []), Setting("pool", ["pool"])):
+    for fixed in (ServerSetting("pool", []), ServerSetting("pool", ["pool"])):
         with pytest.raises(VitrimError, match=r"allowed: pool$"):
             fixed.asked("none")
-    for free in (Setting("pool"), Setting("none", ["pool", "any"])):
+    for free in (ServerSetting("pool"), ServerSetting("none", ["pool", "any"])):
         assert [free.asked(text) for text in ("random:seed=7", "none")] == ["random:seed=7", "none"]
         with pytest.raises(VitrimError, match="attention"):
             free.asked("visionzip")
 
 
 def test_memory_is_for_the_largest_of_what_is_listed() -> None:
-    assert Setting("pool").reserved() == ["pool"]
-    assert Setting("pool", ["random", "pool"]).reserved() == ["pool", "random"]
-    assert Setting("pool", ["random", "none"]).reserved() == ["none"]
-    assert Setting("pool", ["any"]).reserved() == Setting("none", ["pool"]).reserved() == ["none"]
+    assert ServerSetting("pool").reserved() == ["pool"]
+    assert ServerSetting("pool", ["random", "pool"]).reserved() == ["pool", "random"]
+    assert ServerSetting("pool", ["random", "none"]).reserved() == ["none"]
+    assert ServerSetting("pool", ["any"]).reserved() == ServerSetting("none", ["pool"]).reserved() == ["none"]
 
 
 def test_without_a_selection_every_token_stays_in_its_place() -> None:

@@ -31,9 +31,7 @@ class Evaluating(Setup):
     dtype: Dtype = "fp32"
     out: Annotated[Path | None, typer.Option(help="save partial results in this folder, every half minute")] = None
     resume: Annotated[bool, typer.Option("--resume", help="continue from the results in --out")] = False
-    decisions: Annotated[
-        Path | None, typer.Option(help="write the decisions about every token to this folder, one .npz per method")
-    ] = None
+    decisions: Annotated[Path | None, typer.Option(help="write every token's decisions to this folder")] = None
     predictions: Annotated[
         Path | None,
         typer.Option(
@@ -56,12 +54,9 @@ def evaluate(
 ) -> None:
     """Score reduced models next to the dense model on labelled images. Accuracy, agreement, cosine, MACs, tokens.
 
-    MODEL may be an exported file. --file scores files beside their model, with the standard error of the difference.
-
-    A retriever of pages (ColPali, ColQwen2) is scored by nDCG@5, with vectors and bytes per page.
-
-    All methods run on the same batches, in one pass over the data. If it is interrupted, partial results are kept.
-    Several processes share the batches: accelerate launch -m vitrim eval ...
+    MODEL may be an exported file, or a retriever of pages such as ColPali. All methods run on the same batches, in one
+    pass; if it is interrupted, partial results are kept. Several processes share the batches: accelerate launch -m
+    vitrim eval ...
     """
     reports: list[Report] = []
     try:

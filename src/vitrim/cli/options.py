@@ -294,11 +294,11 @@ class Scoring(Setup):
 class PageScoring(Scoring):
     select: Annotated[
         list[str] | None,
-        typer.Option(help="of a retriever of pages: a selector of image tokens after every method; may repeat"),
+        typer.Option(help="a selector of a retriever of pages; may repeat"),
     ] = None
     pool_factor: Annotated[
         list[int] | None,
-        typer.Option(min=2, help="of a retriever of pages: also pool the dense model's vectors; may repeat"),
+        typer.Option(min=2, help="also pool a retriever's vectors; may repeat"),
     ] = None
 
     def read(self, data: Data) -> PageData:

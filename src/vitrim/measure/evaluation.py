@@ -142,7 +142,7 @@ def evaluate(
     with seeded_draws(device, seed):
         loaded, others = load(spec, "cpu", configs)
         check_alike(loaded, list(files.values()), others)
-        if isinstance(loaded.model, nn.Module) and task_name(loaded, pages.task) == RETRIEVAL:
+        if RETRIEVAL in loaded.tasks and task_name(loaded, pages.task) == RETRIEVAL:
             if files or others or results != ScoredResults():
                 raise VitrimError(
                     "pages are scored in one go, as the processor prepares them: leave files, image sizes, out, "

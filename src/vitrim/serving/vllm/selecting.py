@@ -17,7 +17,7 @@ from vllm.multimodal.processing.context import TimingContext
 
 from vitrim.core.selection import Choice, FrameGrid, Selector
 from vitrim.hosts.shared.selecting import Candidates, choose
-from vitrim.serving.vllm.setting import FAMILIES, FIELD, PREFIX, Setting, check_fits, mark, selector_of, stay
+from vitrim.serving.vllm.setting import FAMILIES, FIELD, PREFIX, ServerSetting, check_fits, mark, selector_of, stay
 
 CARRIED = {"image": "vitrim_image", "video": "vitrim_video"}
 """Names of the setting of an item among its tensors, by modality."""
@@ -126,7 +126,7 @@ class Cutting:
     def _setting(self: Any, kwargs: Mapping[str, object]) -> tuple[str, dict[str, object]]:
         """The setting of a request, from its ``mm_processor_kwargs``, and the rest of these, which is vLLM's."""
         config = self.info.ctx.model_config.hf_config
-        own, rest = Setting.of_model(config), dict(kwargs)
+        own, rest = ServerSetting.of_model(config), dict(kwargs)
         setting = own.asked(rest.pop(FIELD, own.select))
         check_fits(selector_of(setting), FAMILIES[config.architectures[0].removeprefix(PREFIX)])
         return setting, rest
@@ -135,7 +135,7 @@ class Cutting:
         # a server that takes embeddings asks for those of modalities whose limit is 0, too
         counts = {modality: count for modality, count in mm_counts.items() if modality in self.kind.kinds}
         made = super().get_dummy_inputs(seq_len, counts, mm_options)  # type: ignore[misc]
-        settings = Setting.of_model(self.info.ctx.model_config.hf_config).reserved()
+        settings = ServerSetting.of_model(self.info.ctx.model_config.hf_config).reserved()
         given = made.hf_processor_mm_kwargs
         tried = [replace(made, hf_processor_mm_kwargs={**given, FIELD: setting}) for setting in settings]
         return max(tried, key=self._length) if len(tried) > 1 else tried[0]

@@ -68,7 +68,7 @@ FAMILIES = {
 """Supported models, by the architecture in their configuration."""
 
 
-class Setting(NamedTuple):
+class ServerSetting(NamedTuple):
     """What the images of a server's prompts are reduced by.
 
     Attributes:
@@ -81,7 +81,7 @@ class Setting(NamedTuple):
     allowed: Sequence[str] | None = None
 
     @classmethod
-    def of_model(cls, config: Any) -> Setting:
+    def of_model(cls, config: Any) -> ServerSetting:
         """The setting that a model's configuration carries from the plugin to vLLM's processes."""
         return cls(config.vitrim_select, config.vitrim_allowed)
 
@@ -99,14 +99,14 @@ class Setting(NamedTuple):
         return [NONE] if NONE in own or ANY in own else list(dict.fromkeys(own))
 
 
-def setting_of(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Setting | None:
+def setting_of(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> ServerSetting | None:
     """The setting by ``--additional-config``, or else by the environment; None if nothing is ever selected.
 
     Example:
         >>> setting_of({"vitrim": {"select": "divprune:keep=0.25"}}, {})
-        Setting(select='divprune:keep=0.25', allowed=None)
+        ServerSetting(select='divprune:keep=0.25', allowed=None)
         >>> setting_of(None, {"VITRIM_SELECT_ALLOWED": "divprune:keep=0.25 pool:tokens=64"})
-        Setting(select='none', allowed=['divprune:keep=0.25', 'pool:tokens=64'])
+        ServerSetting(select='none', allowed=['divprune:keep=0.25', 'pool:tokens=64'])
     """
     given = (additional or {}).get("vitrim")
     if given is not None and (not isinstance(given, Mapping) or not given or set(given) - set(VARIABLES)):
@@ -123,7 +123,7 @@ def setting_of(additional: Mapping[str, Any] | None, environment: Mapping[str, s
         listed = listed.split()
     if listed is not None and not isinstance(listed, list | tuple):
         raise VitrimError(f'expected a list of settings in "allowed", got {listed!r}')
-    own = Setting(
+    own = ServerSetting(
         canonical(found.get("select", NONE)),
         None if listed is None else [text if text == ANY else canonical(text) for text in listed],
     )
