@@ -1,4 +1,4 @@
-"""Which tests run in `make test`, and which in `make test-full` alone.
+"""Tests of `make test`, and those that run in `make test-full` alone.
 
 A test, or a case of one, that is marked ``slow`` runs under ``VITRIM_FULL_MATRIX=1`` alone: it takes half a second or
 more, and what still sees a mistake of its kind runs in `make test`. Of a table marked ``sampled`` the cases that stay

@@ -1,4 +1,4 @@
-"""What README and docs tell to type is understood: commands, methods, selectors, recipes, scripts and short Python."""
+"""README and docs type what is understood: commands, methods, selectors, recipes, scripts and short Python."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def blocks(text: str) -> list[str]:
 
 
 def spans(text: str) -> list[str]:
-    """What stands between backticks within sentences, each on one line."""
+    """The texts between backticks within sentences, each on one line."""
     prose = INDENTED.sub("", FENCED.sub("", text))
     return [" ".join(span.split()) for span in INLINE.findall(prose)]
 
@@ -150,7 +150,7 @@ SCRIPTS = [
 
 
 class Understood(Exception):
-    """What a script is told has been read."""
+    """The arguments of a script have been read."""
 
 
 TOLD = sorted({words[0] for words in SCRIPTS})

@@ -98,7 +98,7 @@ class Checked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with fields that are right one by one; the first is said."""
+        """Sentences on fields that contradict each other, though each is right; the first one is raised."""
         yield from ()
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ def gain(ranking: list[int], relevant: set[int]) -> float:
 
 
 def by_hand(select: str | None = None, method: str | None = None, factor: int | None = None) -> dict[str, float]:
-    """What a row should have, by the library's model and processor, page by page."""
+    """A row's expected numbers, by the library's model and processor, page by page."""
     model: Any = RETRIEVERS["colpali"].create()
     own = processor()
 

@@ -69,7 +69,7 @@ FAMILIES = {
 
 
 class ServerSetting(NamedTuple):
-    """What the images of a server's prompts are reduced by.
+    """The selections of a server: its own, and those that requests may ask for.
 
     Attributes:
         select: the setting of requests that give none.
