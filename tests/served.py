@@ -25,6 +25,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.idefics3 import Idefics3VisionConfig
 
 import vitrim
+from tiny_other_vlms import GEMMA4_VISION
 
 WORDS = 160
 NEW = 20
@@ -296,18 +297,7 @@ def gemma4() -> tuple[Any, Any]:
         hidden_size_per_layer_input=0,
         global_head_dim=32,
     )
-    vision = transformers.Gemma4VisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        patch_size=8,
-        pooling_kernel_size=2,
-        position_embedding_size=64,
-        default_output_length=70,
-    )
+    vision = transformers.Gemma4VisionConfig(**GEMMA4_VISION, patch_size=8, default_output_length=70)
     keys = ["image", "boi", "eoi", "audio", "boa", "eoa"]
     ids = {f"{key}_token_id": WORDS + number for number, key in enumerate(keys) if key != "eoa"}
     config = transformers.Gemma4Config(

@@ -139,6 +139,18 @@ def gemma3n() -> nn.Module:
     )
 
 
+GEMMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 64,
+}
+
+
 def gemma4() -> nn.Module:
     text = transformers.Gemma4TextConfig(
         **TEXT,
@@ -149,17 +161,7 @@ def gemma4() -> nn.Module:
         hidden_size_per_layer_input=8,
         global_head_dim=8,
     )
-    vision = transformers.Gemma4VisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        patch_size=4,
-        pooling_kernel_size=2,
-        position_embedding_size=64,
-    )
+    vision = transformers.Gemma4VisionConfig(**GEMMA4_VISION, patch_size=4)
     return transformers.Gemma4ForConditionalGeneration(
         transformers.Gemma4Config(
             text_config=text,

@@ -116,8 +116,7 @@ def evaluate(
             (for boxes only with pycocotools); with top-1 also ``loss`` and ``kl``, the divergence from the dense model.
             Rows of files without the dense model in fp32 first lack what compares with it. Of a retriever: ``images``
             (pages), ``queries``, ``ndcg5``, ``vectors`` and their ``bytes`` per page, ``loss`` and ``loss_error`` (over
-            queries), see `vitrim.measure.retrieval`. Its ``record`` is the output
-            of ``vitrim eval --json``.
+            queries), see `vitrim.measure.retrieval`. Its ``record`` is the output of ``vitrim eval --json``.
 
     Raises:
         VitrimError: a model or method that is unknown or does not fit; data that cannot be read, is empty or has other
