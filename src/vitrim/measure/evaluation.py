@@ -151,7 +151,9 @@ def evaluate(
                 loaded, configs, pages, device=device, dtype=dtype, seed=seed, on_progress=on_progress
             )
         if pages.select or pages.pool_factors:
-            raise VitrimError(f"selectors and pooling are for retrievers of pages, and {loaded.name} is none: leave them out")
+            raise VitrimError(
+                f"selectors and pooling are for retrievers of pages, and {loaded.name} is none: leave them out"
+            )
         images = ScoredData(**{one.name: getattr(pages, one.name) for one in fields(ScoredData)})
         task, dataset, data = _task_and_images(loaded, images, results, others)
         opened = open_models(
