@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_refused_in_one_line(table: Path, tmp_path: Path) -
     with pytest.raises(vitrim.VitrimError, match="predicts labels of whole images: leave task retrieval out"):
         vitrim.evaluate(vit, None, vitrim.PageData(table, task="retrieval"))
     batches = [(torch.zeros(2, 3, 160, 160), torch.tensor([0, 2]))]
-    with pytest.raises(vitrim.VitrimError, match="^selectors and pooling are for retrievers of pages"):
+    with pytest.raises(vitrim.VitrimError, match=r"^selectors and pooling are for retrievers of pages"):
         vitrim.evaluate(vit, None, vitrim.PageData(batches, select=["pool"]))
     with torch.no_grad():
         model.embedding_proj_layer.weight[0, 0] = torch.nan
