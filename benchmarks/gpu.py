@@ -3,6 +3,7 @@
     python benchmarks/gpu.py --markdown               # minutes: speeds of a few settings, as a text to paste
     python benchmarks/gpu.py --json gpu.json          # hours: everything
     python benchmarks/gpu.py --json gpu.json --part speed --model deit_small_patch16_224 --dtype bf16 --engine eager
+    python benchmarks/gpu.py --markdown --method tome:r=13 --rival 192 176     # settings and sizes of your own
     python benchmarks/gpu.py --device cpu --tiny      # a try on the CPU: its numbers mean nothing
 
 `bias`: proportional attention as a bias against two more channels that keep the flash kernel (benchmarks/kernels.py).
@@ -10,7 +11,8 @@
 whether torch's deterministic algorithms accept them. `training`: training steps under autocast, as in
 benchmarks/training_speed.py. `speed`: `vitrim bench` of every method at half the MACs, in bf16 and fp16, eager, as a
 CUDA graph and compiled, for four models, three image sizes (at the nearest multiple of the patch below) and three batch
-sizes. Methods whose counts depend on the images are left out of it: random images say nothing about them.
+sizes, and in the same rounds the dense model on smaller images, by default those that cost half as much. Methods
+whose counts depend on the images are left out of it: random images say nothing about them.
 
 With `--markdown`, what is measured goes to standard error and the text to standard output: it names the GPU and the
 versions, and no file or user. The whole takes many hours. What matters most comes first (eager, small images), the
@@ -26,7 +28,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from vitrim.engines.formats.base import DTYPES
 from vitrim.engines.memory import peak_memory_mib
 from vitrim.engines.runnable import Module, Runnable
 from vitrim.errors import first_line
+from vitrim.loading import PlacedModel
 from vitrim.measure.inputs import random_images
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")
@@ -106,8 +109,12 @@ ENGINES: dict[str, Callable[[str], Engine]] = {"eager": Eager, "graph": Graph, "
 def make_model(name: str, size: int) -> nn.Module:
     """A dense model with random weights, in float32 on the CPU."""
     torch.manual_seed(0)
-    patch = 14 if "patch14" in name else 16
-    return create_model(name, options={"img_size": size // patch * patch}).eval()
+    return create_model(name, options={"img_size": size // patch_of(name) * patch_of(name)}).eval()
+
+
+def patch_of(name: str) -> int:
+    """The side of a patch in pixels."""
+    return 14 if "patch14" in name else 16
 
 
 def attempt(make: Callable[[], Row]) -> Row:
@@ -195,16 +202,25 @@ def speed(given: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows of `vitrim bench` for every setting and method, each method in a run of its own."""
     for kind, size, dtype, name, batch in product(given.engine, given.size, given.dtype, given.model, given.batch_size):
         key = {"engine": kind, "size": size, "dtype": dtype, "model": name, "batch_size": batch}
-        engine, model = ENGINES[kind](dtype), make_model(name, size)
-        shapes = copy.deepcopy(model).to("meta")  # settings follow from counts: nothing is computed
+        engine, model = ENGINES[kind](dtype), make_model(name, size).to(given.device)
+        rivals = given.rival or [round(size * 0.5**0.5 / patch_of(name)) * patch_of(name)]
         for method in given.method:
-            config = at_share(shapes, method, torch.zeros(1, *random_images(model, 1, 0).shape[1:], device="meta"), 0.5)
-            run = partial(timed, model.to(given.device), config, batch, engine, given.rounds)
+            config = at_half(name, size, method)
+            run = partial(timed, PlacedModel(model=model, img_sizes=rivals), config, batch, engine, given.rounds)
             yield {**key, "method": config.describe(), **attempt(run)}
 
 
-def timed(model: nn.Module, config: MethodConfig, batch: int, engine: Engine, rounds: int) -> Row:
-    """The rows and the table of `vitrim bench`."""
+@cache
+def at_half(name: str, size: int, method: str) -> MethodConfig:
+    """The setting of a method, or the mildest that halves the MACs if the text names none."""
+    if ":" in method:
+        return parse_method(method)
+    shapes = make_model(name, size).to("meta")  # settings follow from counts: nothing is computed
+    return at_share(shapes, method, random_images(shapes, 1, 0).to("meta"), 0.5)
+
+
+def timed(model: PlacedModel, config: MethodConfig, batch: int, engine: Engine, rounds: int) -> Row:
+    """The rows and the table of `vitrim bench`: dense, the method, dense on smaller images."""
     report = bench(model, config, batch_size=batch, engine=engine, budget=exactly(rounds))
     return {"rows": [dict(row) for row in report.rows], "table": str(report)}
 
@@ -220,13 +236,13 @@ def as_markdown(rows: Sequence[Row], environment: Row) -> str:
         if "failed" in row:
             cells.append([*setting, "-", "-", row["failed"].replace("|", "/"), "-"])
             continue
-        dense, reduced = row["rows"][0], row["rows"][-1]
-        ms = [f"{one['latency_ms']['p50']:.2f}" for one in (dense, reduced)]
-        faster = spread(reduced["speedup"], reduced["speedup_q1"], reduced["speedup_q3"])
-        cells.append([*setting, *ms, faster, f"{reduced['macs_speedup']:.2f}"])
+        for one in row["rows"][1:]:
+            ms = [f"{each['latency_ms']['p50']:.2f}" for each in (row["rows"][0], one)]
+            faster = spread(one["speedup"], one["speedup_q1"], one["speedup_q3"])
+            cells.append([*setting[:-1], f"`{one['method']}`", *ms, faster, f"{one['macs_speedup']:.2f}"])
     head = ("model", "px", "batch", "engine", "dtype", "method", "dense ms", "ms", "speed-up [quartiles]", "promised")
     known = ", ".join(f"{name} {environment[name]}" for name in ("vitrim", "torch", "timm"))
-    return f"{environment['device_name']}, {known}; half the MACs, random weights\n\n{table(head, cells)}"
+    return f"{environment['device_name']}, {known}; random weights\n\n{table(head, cells)}"
 
 
 def main(given: Sequence[str] | None = None) -> list[Row]:
@@ -241,7 +257,8 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--batch-size", nargs="+", type=int, help="default: 1 32 256")
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), help="default: bf16 fp16")
     parser.add_argument("--engine", nargs="+", choices=list(ENGINES), help="default: all three")
-    parser.add_argument("--method", nargs="+", choices=list(methods()), help="default: all that have an amount")
+    parser.add_argument("--method", nargs="+", help="names, at half the MACs, or settings; default: all with an amount")
+    parser.add_argument("--rival", nargs="+", type=int, help="pixels of smaller images; default: at half the MACs")
     parser.add_argument("--rounds", type=int, help="default: 30")
     parser.add_argument("--json", type=Path, help="the record, written after every row")
     options = parser.parse_args(given)
@@ -252,7 +269,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         if getattr(options, name) is None:
             setattr(options, name, values)
     fixed = [name for name, kind in methods().items() if kind.tunable is not None and not kind().is_adaptive()]
-    options.method = [name for name in options.method or fixed if name in fixed]
+    options.method = [text for text in options.method or fixed if ":" in text or text in fixed]
     machine.select_device(options.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch's deterministic algorithms ask for
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks may run out of tokens at half the MACs

@@ -150,22 +150,28 @@ def test_the_gpu_command_with_tiny_settings(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_speeds_of_a_gpu_as_a_text_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--device", "cpu", "--tiny", "--markdown", "--rounds", "1", "--method", "topk", "--batch-size", "1"]
-    rows = gpu.main(given)
+    given = ["--device", "cpu", "--tiny", "--markdown", "--rounds", "1", "--batch-size", "1"]
+    rows = gpu.main([*given, "--method", "topk", "tome:r=3", "--rival", "48"])
     lines = capsys.readouterr().out.splitlines()
-    assert re.match(r".+, vitrim \S+, torch \S+, timm \S+; half the MACs", lines[0])
-    head, _, eager, graph = [line.strip("| ").split(" | ") for line in lines[2:6]]
+    assert re.match(r".+, vitrim \S+, torch \S+, timm \S+; random weights", lines[0])
+    head, _, *cells = [line.strip("| ").split(" | ") for line in lines[2:12]]
     assert head[4:8] == ["dtype", "method", "dense ms", "ms"]
-    assert len(eager) == len(graph) == len(head)
-    dense, found = rows[0]["rows"]
-    assert eager[:6] == ["test_vit", "64", "1", "eager", "bf16", f"`{rows[0]['method']}`"]
-    assert eager[6:] == [
-        f"{dense['latency_ms']['p50']:.2f}",
-        f"{found['latency_ms']['p50']:.2f}",
-        f"{found['speedup']:.2f} [{found['speedup_q1']:.2f}, {found['speedup_q3']:.2f}]",
-        f"{found['macs_speedup']:.2f}",
-    ]
-    assert graph[8] == "CUDA graphs need a CUDA device"
+    assert {len(line) for line in cells} == {len(head)}
+    topk = rows[0]["method"]
+    named = ["dense at 48 px", "tome:r=3", "tome:r=3 at 48 px", topk, f"{topk} at 48 px"]
+    assert sorted({line[5].strip("`") for line in cells[:6]}) == sorted(named)
+    dense, *others = rows[0]["rows"]
+    for line, found in zip(cells[:3], others, strict=True):
+        assert line[:5] == ["test_vit", "64", "1", "eager", "bf16"]
+        assert line[5:] == [
+            f"`{found['method']}`",
+            f"{dense['latency_ms']['p50']:.2f}",
+            f"{found['latency_ms']['p50']:.2f}",
+            f"{found['speedup']:.2f} [{found['speedup_q1']:.2f}, {found['speedup_q3']:.2f}]",
+            f"{found['macs_speedup']:.2f}",
+        ]
+    assert 0.45 < 1 / others[0]["macs_speedup"] <= 0.5  # a name stands for half the MACs, a setting for itself
+    assert [line[8] for line in cells[6:]] == ["CUDA graphs need a CUDA device"] * 2
 
 
 def test_channels_are_proportional_attention() -> None:

@@ -161,7 +161,7 @@ def test_compile_is_two_engines_and_freezing_is_told_to_both_that_ask(
 
     seen: list[tuple[object, bool, bool]] = []
 
-    def fake(candidate: nn.Module, options: object = None) -> Callable[[Tensor], object]:
+    def fake(candidate: nn.Module, options: object = None, dynamic: bool | None = None) -> Callable[[Tensor], object]:
         return lambda images: seen.append((options, inductor.freezing, torch.is_inference_mode_enabled()))
 
     monkeypatch.setattr(torch, "compile", fake)
@@ -170,6 +170,32 @@ def test_compile_is_two_engines_and_freezing_is_told_to_both_that_ask(
         engine.prepare(model(), IMAGES, tmp_path)
     assert seen == [(None, False, True), ({"freezing": True}, True, True)]
     assert not inductor.freezing
+
+
+def test_compile_takes_the_sizes_of_a_second_image_size_as_constants(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Models at other image sizes run the code of the first, and dynamic sizes would be slower than its own."""
+    seen: list[tuple[int, ...]] = []
+
+    def backend(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., object]:
+        assert not any(isinstance(one, torch.SymInt) for one in given)
+        seen.append(tuple(size for one in given if one.ndim == 4 for size in one.shape if isinstance(size, int)))
+        return graph.forward
+
+    class Pooled(nn.Linear):
+        """A model of images of any size."""
+
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.mean((2, 3)))
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, options, **given: compile_(model, backend=backend, **given))
+    with bench.compilation(True):
+        for side in (32, 24, 16):
+            Compiled().prepare(Pooled(3, 2), torch.zeros(2, 3, side, side), tmp_path)
+    torch.compiler.reset()
+    assert seen == [(2, 3, side, side) for side in (32, 24, 16)]
 
 
 @pytest.mark.slow

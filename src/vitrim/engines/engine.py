@@ -209,7 +209,9 @@ class Compiled(Engine):
         import torch._inductor.config as inductor  # takes a second to load
 
         # the option distinguishes compiled variants of one code; tracing reads the setting
-        call: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
+        options: Any = {"freezing": True} if self.freezing else None
+        # Static, or a second image size of the same code would be compiled for dynamic sizes, which are slower.
+        call: Any = torch.compile(model, dynamic=False, options=options)
         made = Module(model, self.label, self.precision, len(images), call)
         # Compiles now, for this batch size, and not in the first timed run.
         with torch.inference_mode(), inductor.patch(freezing=self.freezing):
@@ -224,8 +226,7 @@ def compilation(compiled: bool) -> Iterator[None]:
         yield
         return
     # Its cache is per source line, so the dense and all reduced models share one: with the default limit of 8 entries,
-    # the ninth would silently run uncompiled. The cache is also cleared, because otherwise a second batch size would be
-    # compiled for dynamic sizes.
+    # the ninth would silently run uncompiled. The cache is also cleared: entries of earlier batch sizes hold memory.
     import torch._dynamo  # takes a second to load
 
     torch.compiler.reset()
