@@ -24,8 +24,8 @@ from script import Row, exactly, from_shell, spread, table, write_json
 from vitrim import Budget, MethodConfig, ReductionWarning, create_model, parse_method, reduce_
 from vitrim.engines import machine
 from vitrim.engines.copies import dense_copies
-from vitrim.measure.bench import macs_speedups
 from vitrim.measure.latency import fastest, paired_speedup, summarise, time_interleaved
+from vitrim.measure.timing import macs_speedups
 
 METHODS = ("tome:r=16", "evit:keep_rate=0.495", "topk:keep_rate=0.525", "atm:alpha=0.3905,beta=0.0,theta_min=0.0")
 METHODS += ("mctf:r=20", "sit:keep_rate=0.54", "patchmerger:keep_rate=0.54")

@@ -20,7 +20,7 @@ from full_matrix import FULL_MATRIX
 from golden_files import Reference, using_up
 from older import left_out, refusal
 from vitrim import loading, progress
-from vitrim.measure import bench
+from vitrim.measure import timing
 from vitrim.measure.latency import MachineWatch
 
 # no test asserts a time, and a machine that is shared is slow now and then
@@ -122,7 +122,7 @@ def _a_calm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def calm() -> Iterator[list[MachineWatch]]:
         yield [MachineWatch(1.0, 1.0, 1.0, 2)]
 
-    monkeypatch.setattr(bench, "watched_machine", calm)
+    monkeypatch.setattr(timing, "watched_machine", calm)
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,12 @@ from vitrim.engines.macs import count_macs, profile_of
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure import bench as profiling
-from vitrim.measure.bench import macs_speedups, measure
+from vitrim.measure import timing
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Row
 from vitrim.measure.speed_report import advice, table, verdicts
+from vitrim.measure.timing import macs_speedups, measure
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]
@@ -238,7 +239,7 @@ def fake_times(monkeypatch, **times_ms):
         timed.extend(runs)
         return {name: torch.tensor(times_ms[name.split(":")[0]]).double().numpy() for name in runs}
 
-    monkeypatch.setattr(profiling, "time_interleaved", fake)
+    monkeypatch.setattr(timing, "time_interleaved", fake)
     return timed
 
 
@@ -284,7 +285,7 @@ def test_promise_of_an_adaptive_method_is_that_of_the_images():
 
 def test_every_candidate_is_compiled(monkeypatch):
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda candidate: compiled.append(candidate) or candidate)
+    monkeypatch.setattr(torch, "compile", lambda candidate, **_: compiled.append(candidate) or candidate)
     methods = {text: parse_method(text) for text in ("tome:r=2", "none")}
     budget = Budget(min_rounds=1, min_seconds=0.0)
     rows = measure(model(), methods, torch.zeros(1, 3, 32, 32), engines=[Compiled("fp32")], budget=budget)

@@ -21,7 +21,7 @@ import vitrim
 from dense_models import detector, headless, segmenter
 from full_matrix import cells
 from vitrim.core.registry import ask, make_method, methods
-from vitrim.measure.bench import Front
+from vitrim.measure.timing import Front
 
 Create = Callable[[str], nn.Module]
 KINDS: dict[str, Create] = {"segmenter": segmenter, "vitdet": detector}

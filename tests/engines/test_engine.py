@@ -21,10 +21,10 @@ from vitrim.engines.engine import Compiled, Eager, Engine, FileEngine, engines_n
 from vitrim.engines.formats import PT2
 from vitrim.engines.runnable import Module, Runnable, outputs
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.measure import bench
-from vitrim.measure.bench import measure
+from vitrim.measure import timing
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Row
+from vitrim.measure.timing import measure
 
 ONCE = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
 IMAGES = torch.zeros(2, 3, 32, 32)
@@ -62,7 +62,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float]) -> None:
         assert list(runs) == list(times)
         return {name: np.full(3, value) for name, value in times.items()}
 
-    monkeypatch.setattr(bench, "time_interleaved", fake)
+    monkeypatch.setattr(timing, "time_interleaved", fake)
 
 
 def by_place(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
@@ -191,7 +191,7 @@ def test_compile_takes_the_sizes_of_a_second_image_size_as_constants(
 
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, options, **given: compile_(model, backend=backend, **given))
-    with bench.compilation(True):
+    with engines.compilation(True):
         for side in (32, 24, 16):
             Compiled().prepare(Pooled(3, 2), torch.zeros(2, 3, side, side), tmp_path)
     torch.compiler.reset()
@@ -205,7 +205,7 @@ def test_frozen_weights_give_the_same_numbers(tmp_path: Path) -> None:
     one, other = model(), model()
     with torch.no_grad():
         other.head.weight.mul_(2.0)
-    with bench.compilation(True):
+    with engines.compilation(True):
         runs: list[Runnable] = [Compiled(freezing=True).prepare(each, images, tmp_path) for each in (one, other)]
         with torch.inference_mode():
             for each, run in zip((one, other), runs, strict=True):
@@ -227,7 +227,7 @@ def test_wrong_engines(names: list[str | Engine], message: str) -> None:
 
 
 def test_what_an_engine_cannot_run_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "dense_copies", lambda model: pytest.fail("made"))
+    monkeypatch.setattr(timing, "dense_copies", lambda model: pytest.fail("made"))
     with pytest.raises(VitrimError, match=r"atm runs on none of these engines: .*; give eager too"):
         measure(model(), {"atm": parse_method("atm")}, torch.zeros(2, 3, 32, 32), engines=["torch.export"])
     with pytest.raises(VitrimError, match=r"torch.export runs fp32 here: torch.export cannot run in bf16"):

@@ -17,9 +17,9 @@ from vitrim.core.registry import parse_method, vision_language
 from vitrim.engines.macs import profile_of
 from vitrim.engines.prefill import Prefill, Prompt, as_measured, cache_bytes
 from vitrim.errors import VitrimError
-from vitrim.measure.bench import measure
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
+from vitrim.measure.timing import measure
 
 TEXT = 5
 QUICK = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)

@@ -18,7 +18,7 @@ from image_files import write_noise
 from vitrim.cli import app
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure import bench as timing
+from vitrim.measure import timing
 from vitrim.measure.bench import bench
 from vitrim.measure.latency import Budget, MachineWatch
 from vitrim.measure.speed_report import SpeedReport

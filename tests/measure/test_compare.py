@@ -17,8 +17,8 @@ from image_files import write_noise
 from vitrim.data import load_images
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure import bench as timing
 from vitrim.measure import compare as comparing
+from vitrim.measure import timing
 from vitrim.measure.bench import bench
 from vitrim.measure.compare import compare
 from vitrim.measure.comparison import in_words

@@ -16,7 +16,7 @@ from image_files import write_noise
 from vitrim.data import eval_transform, load_images
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure import bench as timing
+from vitrim.measure import timing
 from vitrim.measure.compare import compare
 from vitrim.measure.freeze import freeze
 from vitrim.measure.latency import Budget

@@ -20,10 +20,11 @@ from cli_runs import Run, runner
 from image_files import write_noise
 from vitrim.core.image_size import at_size
 from vitrim.data import ImageDataset, eval_transform, load_images
+from vitrim.data.dataset import calibrating
 from vitrim.engines.macs import count_macs
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, PlacedModel, ScoredModel, create_model
-from vitrim.measure import bench as timing
+from vitrim.measure import timing
 from vitrim.measure.latency import Budget
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
@@ -197,7 +198,7 @@ def test_dense_models_of_other_sizes_are_compared_with_fp32(
     few, _ = rights(host, "dense", source)
     small, _ = rights(at_size(host, 24), "dense", source)
     # a third calibrates: 0, 3, 6 and 8 of the twelve are left out
-    kept = [place for place in range(12) if place not in timing.calibrating(np.arange(12), 4).tolist()]
+    kept = [place for place in range(12) if place not in calibrating(np.arange(12), 4).tolist()]
     assert scored[2]["agreement"] == pytest.approx((few == small)[kept].double().mean().item())
 
 

@@ -18,7 +18,7 @@ from cli_runs import exit_code
 from made_files import file as in_memory
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
-from vitrim.measure.bench import Sized, _file_entries
+from vitrim.measure.timing import Sized, _file_entries
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}

@@ -24,14 +24,15 @@ from vitrim.engines.formats import formats
 from vitrim.engines.runnable import Module, Runnable
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure import bench as timing
-from vitrim.measure.bench import bench, measure
+from vitrim.measure import timing
+from vitrim.measure.bench import bench
 from vitrim.measure.compare import compare
 from vitrim.measure.comparison_figure import draw
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import as_batches
 from vitrim.measure.run import Measurement
+from vitrim.measure.timing import measure
 from vitrim.tasks import make_task
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}

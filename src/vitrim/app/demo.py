@@ -23,13 +23,13 @@ from vitrim.engines.macs import profile_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
 from vitrim.loading import ModelSpec, create_model
-from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Row
 from vitrim.measure.run import run
 from vitrim.measure.task_data import task_of
+from vitrim.measure.timing import measure
 from vitrim.methods.atm import ATM
 from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.images import pixels_of

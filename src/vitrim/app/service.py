@@ -38,11 +38,11 @@ from vitrim.engines.copies import shared_copy
 from vitrim.engines.macs import profile_of
 from vitrim.errors import ReductionWarning, VitrimError, check_known
 from vitrim.loading import ModelSpec
-from vitrim.measure.bench import measure
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.inputs import EMBEDDING, task_name
 from vitrim.measure.latency import Budget
 from vitrim.measure.task_data import task_of
+from vitrim.measure.timing import measure
 from vitrim.plots.classifier import check_shown
 from vitrim.plots.patches import sources_of
 from vitrim.tasks import Task

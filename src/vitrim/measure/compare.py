@@ -28,12 +28,10 @@ from vitrim.loading import Loaded, ModelSpec, PlacedModel
 from vitrim.measure.bench import (
     BatchSizes,
     Speeds,
-    Tell,
     batch_sizes,
     check_alone,
     check_enough,
     check_methods,
-    in_dtype,
 )
 from vitrim.measure.comparison import Comparison
 from vitrim.measure.contestants import Contestant
@@ -44,6 +42,7 @@ from vitrim.measure.latency import Budget
 from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task
+from vitrim.measure.timing import Tell, in_dtype
 from vitrim.models.references import trained_on
 from vitrim.report import DENSE, at_px
 from vitrim.tasks import Task

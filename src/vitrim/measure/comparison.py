@@ -9,11 +9,11 @@ from html import escape
 from typing import Any
 
 from vitrim.engines.engine import Engine
-from vitrim.measure.bench import WHOLE
 from vitrim.measure.comparison_figure import draw
 from vitrim.measure.evaluation_report import NONE_CHANGED, change_cell, doubts, matched, spelled, unseen
 from vitrim.measure.records import Row
 from vitrim.measure.speed_report import bounds, doubt, ms_per_image, named, shows_only_cost, unrest
+from vitrim.measure.timing import WHOLE
 from vitrim.report import DENSE, Report, Table
 from vitrim.tasks import Task
 

@@ -31,7 +31,7 @@ from vitrim.engines.writing import CHECKED, Draft, FileSpec, random_batch, write
 from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file
 from vitrim.loading import Loaded, ModelSpec
-from vitrim.measure import bench as timing
+from vitrim.measure import timing
 from vitrim.measure.inputs import DataSpec, open_images
 from vitrim.measure.records import Row
 from vitrim.measure.speed_report import SpeedReport

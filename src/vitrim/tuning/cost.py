@@ -20,8 +20,8 @@ from vitrim.engines.copies import dense_copies, reduced_copy
 from vitrim.engines.engine import Engine, compilation, engines_named
 from vitrim.engines.macs import Profile, profile_of
 from vitrim.errors import VitrimError
-from vitrim.measure.bench import check_engines, in_dtype
 from vitrim.measure.latency import FloatArray, fastest, in_turn, time_interleaved
+from vitrim.measure.timing import check_engines, in_dtype
 from vitrim.tuning.space import Point, Space
 
 ALLOWED = 0.005

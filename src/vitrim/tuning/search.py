@@ -26,10 +26,10 @@ from vitrim.core.method import MethodConfig
 from vitrim.engines.copies import shared_copy
 from vitrim.engines.engine import engines_named, listed
 from vitrim.errors import VitrimError
-from vitrim.measure.bench import check_engines
 from vitrim.measure.identity import identity, made_for
 from vitrim.measure.records import Processes
 from vitrim.measure.store import Store
+from vitrim.measure.timing import check_engines
 from vitrim.tasks import Task
 from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, latency_fit, timer_on, within
 from vitrim.tuning.halving import Difference, Evaluator, difference, halve, means
