@@ -464,6 +464,26 @@ def test_a_smaller_image_is_one_more_candidate_and_is_scored_in_any_case(monkeyp
     assert row["saved"] == pytest.approx(1 - 0.7 * 0.9)
 
 
+def test_a_smaller_image_beyond_the_bound_is_compared_with_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """208 px, the largest of the smaller ones, loses too much on the first third; it is fastest, and it fits later."""
+    made, tables = sized(LOST, monkeypatch)
+    tables.ms |= dict.fromkeys((*ALONE, *MS), 8.0)
+    tables.ms |= {"dense at 208 px": 4.0, "topk:keep_rate=0.6": 5.0, "fast fp32": 8.0}
+    monkeypatch.setattr(Race, "_promising", lambda self, scored, room, speedup: [])
+    made.known = {PLAIN: [ScoredSetting(0.85, Setting(None, side), score(0.2, 0.05)) for side in (208, 192)]}
+    assert made.reduced(DENSE, 0.02, None) is None
+    assert (made.plain_fits, made.plain.name) == (False, "dense at 208 px")
+    assert tables.timed == ["fast fp32", "dense at 208 px"]
+    found = ScoredSetting(0.6, setting("topk:keep_rate=0.6"), score(0.01, 0.0))
+    monkeypatch.setattr(Race, "_promising", lambda self, scored, *_: [one for one in scored if one is found])
+    made.known["one"] = [found]
+    before, tables.lost["dense at 208 px"] = len(tables.scored), score(0.0, 0.0)
+    chosen = made.reduced(DENSE, 0.02, None)
+    assert chosen.name == "topk:keep_rate=0.6"
+    assert tables.scored[before:] == ["topk:keep_rate=0.6", "dense at 208 px"]
+    assert made.plain.row["scored_on"] == "selection"
+
+
 def test_of_more_sizes_within_the_bound_methods_are_tried_at_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(racing, "SIZES", 1)
     made, tables = sized(LOST, monkeypatch)
@@ -512,11 +532,17 @@ def test_the_sentence() -> None:
         "topk:keep_rate=0.6 (35 % of the MACs saved): 2.4 times as fast, 1.2 points of top-1 fewer on 200 images not "
         "searched on (standard error 0.4)"
     )
-    made.plain = Candidate(Setting(None, 208), FAST, {"speedup": 1.1, **score(0.02, 0.003)})
-    chosen.row.update(score(0.1, 0.01))
+    made.plain = Candidate(Setting(None, 208), FAST, {"speedup": 1.1, **score(0.02, 0.003, 0.002)})
+    chosen.row.update(score(0.1, 0.01, 0.003))
     assert in_words(made, dense, chosen, score(0.1, 0.0123, 0.004)).endswith(
         " (standard error 0.4); 208 px without a method would give 1.10 times the speed of the dense file at 0.3 "
-        "points of top-1 fewer, and this gives 1.20 at 1.0 points of top-1 fewer, on the images it was chosen by"
+        "points of top-1 fewer, and this gives 1.20 at 1.0 points of top-1 fewer, on the images it was chosen by "
+        "(standard errors 0.2 and 0.3)"
+    )
+    made.plain_fits = False
+    assert (
+        "; 208 px without a method, which exceeded the bound on other images, would give 1.10 times the speed"
+        in in_words(made, dense, chosen, score(0.1, 0.0123, 0.004))
     )
     made.plain = chosen  # it is itself one without a method
     assert "would give" not in in_words(made, dense, chosen, score(0.1, 0.0123, 0.004))

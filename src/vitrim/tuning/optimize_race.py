@@ -179,7 +179,8 @@ class Race:
         known: by schedule, the scored settings, mildest first.
         raced: by name, the schedules of these.
         slope: loss of top-1 per nat of divergence, fitted over these.
-        plain: the fastest file without a method at a smaller size within the bound.
+        plain: the fastest file without a method at a smaller size, which methods are compared with in words.
+        plain_fits: False if on the first third no smaller size was within the bound; ``plain`` is then not chosen.
     """
 
     model: nn.Module
@@ -198,6 +199,7 @@ class Race:
     raced: dict[str, RacedSchedule] = field(default_factory=dict)
     slope: float = 1.0
     plain: Candidate | None = None
+    plain_fits: bool = True
     step: int = 0
     _ready: dict[tuple[str, str], Runnable] = field(default_factory=dict)
     _calibration: dict[int | None, Tensor] = field(default_factory=dict)
@@ -417,7 +419,10 @@ class Race:
         """
         room = self.room(dense, bound)
         promising = [setting for scored in self.known.values() for setting in self._promising(scored, room, speedup)]
-        timed = self._timed(promising, dense, "reduced")
+        sizes = self.known.get(PLAIN, [])
+        self.plain_fits = any(one in promising for one in sizes)
+        # the largest smaller image in any case: whoever reads the result asks what it would have given
+        timed = self._timed(promising if self.plain_fits else [*promising, *sizes[:1]], dense, "reduced")
         if speedup is not None and all(one.row["speedup"] < speedup for one in timed):
             # an engine gains less than MACs promise: only the strongest settings tell what can be reached
             done = {one.name for one in timed}
@@ -426,23 +431,25 @@ class Race:
         # score the fastest, or those with the least loss at the requested speed, as files on other images
         faster = [one for one in timed if one.row["speedup_q1"] > 1.0]
         if speedup is None:
-            finalists = sorted(faster, key=lambda one: one.row["p50_ms"])[:FINALISTS]
+            within = [one for one in faster if self.plain_fits or one.setting.config is not None]
+            finalists = sorted(within, key=lambda one: one.row["p50_ms"])[:FINALISTS]
         else:
             able = [one for one in faster if one.row["speedup"] >= speedup]
             finalists = sorted(able, key=lambda one: one.row["loss"])[:FINALISTS]
         smaller = [one for one in faster if one.setting.config is None]
         self.plain = min(smaller, key=lambda one: one.row["p50_ms"], default=None)
-        if self.plain is not None and self.plain not in finalists:
-            finalists.append(self.plain)  # what methods are compared with in words
         if not finalists:
             return None
+        if self.plain is not None and self.plain not in finalists:
+            finalists.append(self.plain)
         self.step = 6
         for one, own in zip(finalists, self.file_losses(finalists, "selection"), strict=True):
             one.row.update(own, scored_on="selection")
         if speedup is not None:
             able = [one for one in finalists if one.row["speedup"] >= speedup]
             return min(able, key=lambda one: one.row["loss"], default=None)
-        good = [one for one in finalists if self.fits(one.row, bound, one.setting.size)]
+        within = [one for one in finalists if self.plain_fits or one.setting.config is not None]
+        good = [one for one in within if self.fits(one.row, bound, one.setting.size)]
         return min(good, key=lambda one: one.row["p50_ms"], default=None)
 
     def _promising(

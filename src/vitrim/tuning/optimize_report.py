@@ -50,10 +50,12 @@ def _alternative(race: Race, chosen: Candidate) -> str:
     plain = race.plain
     if plain is None or plain is chosen:
         return ""
+    why = "" if race.plain_fits else ", which exceeded the bound on other images,"
     return (
-        f"; {plain.setting.size} px without a method would give {plain.row['speedup']:.2f} times the speed of the "
+        f"; {plain.setting.size} px without a method{why} would give {plain.row['speedup']:.2f} times the speed of the "
         f"dense file at {_change_in_words(race, plain.row)}, and this gives {chosen.row['speedup']:.2f} at "
-        f"{_change_in_words(race, chosen.row)}, on the images it was chosen by"
+        f"{_change_in_words(race, chosen.row)}, on the images it was chosen by (standard errors "
+        f"{100 * plain.row['loss_error']:.1f} and {100 * chosen.row['loss_error']:.1f})"
     )
 
 
