@@ -29,12 +29,7 @@ class PackedCells(PackedImages):
         if kind == "video" or bool((given["image_grid_thw"][:, 0] != 1).any()):
             raise VitrimError(f"{selector.name} leaves out cells of images: there is no rule for videos")
         patches, grids, tower = given["pixel_values"], given["image_grid_thw"], model.base_model.visual
-        kept = []
-        with torch.no_grad():
-            for own, (_, rows, columns) in zip(patches.split(grids.prod(dim=1).tolist()), grids.tolist(), strict=True):
-                side = tower.spatial_merge_size
-                pixels = cells_of(model.base_model.config.vision_config, own, cls.pixel_std)
-                kept.append(selector.kept_cells(pixels.unflatten(0, (rows // side, columns // side))).flatten())
+        kept = kept_cells(model.base_model.config.vision_config, patches, grids, selector, cls.pixel_std)
         area = tower.spatial_merge_size**2
         every = torch.cat(kept).repeat_interleave(area)
         # The library takes such grids for the lengths of images alone, as all positions are given.
@@ -43,6 +38,18 @@ class PackedCells(PackedImages):
         return SmallerImages(
             {"pixel_values": patches[every], "image_grid_thw": lengths}, places, tables(tower, grids, every)
         )
+
+
+@torch.no_grad()
+def kept_cells(
+    config: Any, patches: Tensor, grids: Tensor, selector: ImageSelector, std: Sequence[float]
+) -> list[Tensor]:
+    """(cells,) bool, those of every image that ``selector`` keeps, from packed ``patches`` of all ``grids`` (n, 3)."""
+    kept, side = [], config.spatial_merge_size
+    for own, (_, rows, columns) in zip(patches.split(grids.prod(dim=1).tolist()), grids.tolist(), strict=True):
+        pixels = cells_of(config, own, std).unflatten(0, (rows // side, columns // side))
+        kept.append(selector.kept_cells(pixels).flatten())
+    return kept
 
 
 def cells_of(config: Any, patches: Tensor, std: Sequence[float]) -> Tensor:

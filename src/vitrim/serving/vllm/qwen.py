@@ -17,6 +17,7 @@ from vllm.model_executor.models.interfaces import supports_multimodal_pruning
 from vllm.platforms import current_platform
 
 from vitrim.core.selection import Choice, FrameGrid, Selector
+from vitrim.serving.vllm.cells import CELLS, features_of
 from vitrim.serving.vllm.selecting import Selecting, selecting
 
 DIGIT = 256
@@ -52,7 +53,7 @@ class Axes(Selecting):
 
     supports_multimodal_pruning: ClassVar[bool] = True
     kinds: ClassVar[tuple[str, ...]] = ("image", "video")
-    grid_fields = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+    grid_fields = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", CELLS)
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -68,6 +69,23 @@ class Axes(Selecting):
         frames, rows, columns = table.tolist()
         merge = config.vision_config.spatial_merge_size
         return frames, rows // merge, columns // merge
+
+    @classmethod
+    def units(cls, config: Any, item: Mapping[str, Any], total: int) -> list[FrameGrid]:
+        return [(1, 1, int(item[CELLS].sum()))] if CELLS in item else super().units(config, item, total)
+
+    def features(self: Any, given: dict[str, Any]) -> Any:
+        if CELLS not in given:
+            return super().features(given)
+        return features_of(self.visual, given["pixel_values"], given["image_grid_thw"].tolist(), given[CELLS])
+
+    @classmethod
+    def cut(
+        cls, config: Any, item: Mapping[str, Any], tokens: Tensor, embed: Tensor, selector: Selector
+    ) -> tuple[list[int], Tensor]:
+        if CELLS in item:
+            tokens, embed = tokens[item[CELLS]], embed[item[CELLS]]
+        return super().cut(config, item, tokens, embed, selector)
 
     def whole(self: Any, item: Mapping[str, Any]) -> Tensor:
         """(3, N) positions of all tokens of an image or video that begins at 0, as in vLLM's own model."""
@@ -85,7 +103,10 @@ class Axes(Selecting):
     def left(self: Any, part: Tensor, choice: Choice, grid: FrameGrid, item: Mapping[str, Any]) -> Tensor:
         own = super().left(part, choice, grid, item)
         positions = self.whole(item).to(own.device)
-        return torch.cat([own, written(positions[:, choice.kept], int(positions.max()) + 1).to(own.dtype)], dim=1)
+        extent = int(positions.max()) + 1
+        if CELLS in item:
+            positions = positions[:, item[CELLS].to(own.device)]
+        return torch.cat([own, written(positions[:, choice.kept], extent).to(own.dtype)], dim=1)
 
     def get_mrope_input_positions(
         self: Any, input_tokens: Sequence[int], mm_features: Sequence[Any]
@@ -152,7 +173,7 @@ class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
     where that text stands: it comes with the embeddings, and the prompt has a placeholder for each of its tokens, too.
     """
 
-    grid_fields = ("image_grid_thw", "video_grid_thw", "timestamps")
+    grid_fields = ("image_grid_thw", "video_grid_thw", "timestamps", CELLS)
 
     @classmethod
     def cut(

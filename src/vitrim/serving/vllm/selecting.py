@@ -15,12 +15,23 @@ from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.processing import PromptUpdateDetails
 from vllm.multimodal.processing.context import TimingContext
 
-from vitrim.core.selection import Choice, FrameGrid, Selector
+from vitrim.core.selection import Choice, FrameGrid, ImageSelector, Selector
 from vitrim.hosts.shared.selecting import Candidates, choose
-from vitrim.serving.vllm.setting import FAMILIES, FIELD, PREFIX, ServerSetting, check_fits, mark, selector_of, stay
+from vitrim.serving.vllm.cells import CELLS, changed
+from vitrim.serving.vllm.setting import (
+    FAMILIES,
+    FIELD,
+    NONE,
+    PREFIX,
+    ServerSetting,
+    check_fits,
+    mark,
+    selector_of,
+    stay,
+)
 
 CARRIED = {"image": "vitrim_image", "video": "vitrim_video"}
-"""Names of the setting of an item among its tensors, by modality."""
+"""Names of the setting of an item among its tensors, by modality; one that was changed before has none."""
 
 
 def encoded(setting: str) -> Tensor:
@@ -72,7 +83,7 @@ class Selecting:
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
         """Embeddings (n, C) of every image, or every video, of the kept tokens."""
         carried = [kwargs.pop(name) for name in CARRIED.values() if name in kwargs]
-        found = super().embed_multimodal(**kwargs)  # type: ignore[misc]
+        found = self.features(kwargs)
         if found is None or not len(found):
             return found
         found = [image.flatten(0, -2) for image in found]  # (1, n, C) of videos of several lengths in LLaVA-OneVision
@@ -85,7 +96,7 @@ class Selecting:
             pieces += [(place, part, grid) for part, grid in zip(parts, grids, strict=True)]
         # Behind the width of the language model follow features for its further layers: a choice reads the first.
         width = self.vitrim_width
-        settings = [decoded(own) for own in carried[0]]
+        settings = [decoded(own) for own in carried[0]] if carried else [NONE] * len(found)
         left: list[list[Tensor]] = [[] for _ in found]
         for setting in dict.fromkeys(settings):
             own = [piece for piece in pieces if settings[piece[0]] == setting]
@@ -93,6 +104,10 @@ class Selecting:
             for (place, part, grid), choice in zip(own, choose(selector_of(setting), images), strict=True):
                 left[place].append(self.left(part, choice, grid, items[place]))
         return [torch.cat(parts) for parts in left]
+
+    def features(self: Any, given: dict[str, Any]) -> Any:
+        """All embeddings of every image, or every video."""
+        return super().embed_multimodal(**given)  # type: ignore[misc]
 
     @classmethod
     def cut(
@@ -146,8 +161,14 @@ class Cutting:
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
         setting, rest = self._setting(hf_kwargs)
         found = super()._apply_hf_processor_main(mm_items, rest)  # type: ignore[misc]
+        selector, counts = selector_of(setting), mm_items.get_all_counts()
         for modality, name in CARRIED.items():
-            found[name] = [encoded(setting)] * mm_items.get_all_counts().get(modality, 0)
+            if not isinstance(selector, ImageSelector):
+                found[name] = [encoded(setting)] * counts.get(modality, 0)
+            # All tokens of a changed image stay, so it carries no setting. And vLLM joins pixels of items with equal
+            # fields alone: never bytes and numbers between them.
+            elif counts.get(modality):
+                found.update(changed(self.info, found, modality, selector))
         return found
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]) -> Any:
@@ -156,6 +177,11 @@ class Cutting:
         carried = {
             name: MultiModalFieldConfig.batched(modality, keep_on_cpu=True) for modality, name in CARRIED.items()
         }
+        if CELLS in hf_inputs:
+            area = self.info.get_hf_config().vision_config.spatial_merge_size ** 2
+            sizes = torch.tensor([area * int(own.sum()) for own in hf_inputs[CELLS]])
+            carried[CELLS] = MultiModalFieldConfig.batched("image", keep_on_cpu=True)
+            carried["pixel_values"] = MultiModalFieldConfig.flat_from_sizes("image", sizes)
         return {**found, **carried}
 
     def _get_mm_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
@@ -174,8 +200,9 @@ class Cutting:
         marked = update.content.is_embed
         embed = torch.ones_like(tokens, dtype=torch.bool) if marked is None else marked(update.content.full)
         item = {name: fields[name].data for name in self.kind.grid_fields if name in fields}
-        selector = selector_of(decoded(fields[CARRIED[update.modality]].data))
-        # The number of kept tokens follows from the grid alone: the prompt is cut before an image is seen.
+        carried = fields.get(CARRIED[update.modality])
+        selector = selector_of(NONE if carried is None else decoded(carried.data))
+        # The number of kept tokens follows from grid and cells: the prompt is cut before the tower sees an image.
         full, embed = self.kind.cut(config, item, tokens, embed, selector)
         is_embed = None if bool(embed.all()) else partial(_same, embed)
         return update.with_content(PromptUpdateDetails(full=full, is_embed=is_embed))

@@ -39,23 +39,27 @@ class ServedFamily(NamedTuple):
     Attributes:
         target: module and class in this folder.
         images_only: the model accepts videos; they are not selected, so they are refused.
-        axes: positions have three axes, and tokens keep theirs.
+        axes: positions have three axes, and tokens keep theirs; the tower reads packed patches of images of any size.
+        cells: the tower can be told of the patches that it gets alone.
     """
 
     name: str
     target: str
     images_only: bool = False
     axes: bool = False
+    cells: bool = False
 
 
 FAMILIES = {
     "LlavaForConditionalGeneration": ServedFamily("LLaVA-1.5", "llava:ServedLlava"),
     "LlavaNextForConditionalGeneration": ServedFamily("LLaVA-NeXT", "llava:ServedLlavaNext"),
     "LlavaOnevisionForConditionalGeneration": ServedFamily("LLaVA-OneVision", "llava:ServedLlavaOneVision"),
-    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", axes=True),
-    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", axes=True),
-    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", axes=True),
-    "Qwen3_5ForConditionalGeneration": ServedFamily("Qwen3.5", "qwen:ServedQwen35", images_only=True, axes=True),
+    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", axes=True, cells=True),
+    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", axes=True, cells=True),
+    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", axes=True, cells=True),
+    "Qwen3_5ForConditionalGeneration": ServedFamily(
+        "Qwen3.5", "qwen:ServedQwen35", images_only=True, axes=True, cells=True
+    ),
     "Glm4vForConditionalGeneration": ServedFamily(
         "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", images_only=True, axes=True
     ),
@@ -96,7 +100,8 @@ class ServerSetting(NamedTuple):
     def reserved(self) -> list[str]:
         """The settings whose images need the most memory, one of them the most."""
         own = [self.select, *(self.allowed or ())]
-        return [NONE] if NONE in own or ANY in own else list(dict.fromkeys(own))
+        everything = any(text in (NONE, ANY) or selector_of(text).is_adaptive() for text in own)
+        return [NONE] if everything else list(dict.fromkeys(own))
 
 
 def setting_of(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> ServerSetting | None:
@@ -135,12 +140,8 @@ def canonical(text: object) -> str:
     if text in OFF:
         return NONE
     selector = parse_selector(text)  # type: ignore[arg-type]
-    if isinstance(selector, ImageSelector):
-        smaller = 'set their size there, for Qwen with mm_processor_kwargs={"max_pixels": ...}'
-        raise VitrimError(
-            f"{selector.describe()} acts on images before vLLM's processor has counted their tokens: "
-            f"{f'take {FREE}' if selector.drops_cells else smaller}"
-        )
+    if isinstance(selector, ImageSelector):  # its number is known where pixels are
+        return selector.describe()
     needs = selector.needs()
     if needs.attention != "none" or needs.text:
         # neither kernels with attention, nor one choice per prompt: embeddings of an image are kept for all prompts
@@ -174,8 +175,15 @@ def family_of(architectures: Sequence[str] | None, config: Any) -> tuple[str, Se
 
 
 def check_fits(selector: Selector, family: ServedFamily) -> None:
-    """Raise `VitrimError` if the family cannot place the tokens of a selector."""
+    """Raise `VitrimError` if a selector cannot act in a family, or that cannot place its tokens."""
+    changes = isinstance(selector, ImageSelector)
+    drops = isinstance(selector, ImageSelector) and selector.drops_cells
     faults = {
+        f"the tower of {family.name} reads every patch of an image; cells are left out in {_names('cells')}": (
+            drops and not family.cells
+        ),
+        f"images of {family.name} keep the size that its processor gives them; they are made smaller in "
+        f"{_names('axes')}": changes and not drops and not family.axes,
         f"positions of {family.name} have three axes, so tokens keep theirs: leave positions out": (
             family.axes and selector.positions == "closed"
         ),
@@ -187,6 +195,10 @@ def check_fits(selector: Selector, family: ServedFamily) -> None:
     fault = next((text for text, is_there in faults.items() if is_there), None)
     if fault is not None:
         raise VitrimError(f"{selector.describe()}: {fault}")
+
+
+def _names(flag: str) -> str:
+    return ", ".join(family.name for family in FAMILIES.values() if getattr(family, flag))
 
 
 def mark(setting: str) -> str:
