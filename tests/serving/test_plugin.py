@@ -98,6 +98,13 @@ def test_what_is_listed_must_fit_the_model(place: Path) -> None:
         configured(place, allowed=["any", "divprune:positions=closed"])
 
 
+def test_what_cannot_act_in_a_family_ends_the_start_in_one_line(pictures: Path) -> None:
+    with pytest.raises(VitrimError, match=r"^pixelprune: the tower of InternVL reads every patch of an image; .*Qwen2-VL"):
+        configured(pictures, "pixelprune")
+    with pytest.raises(VitrimError, match=r"^resize:tokens=4: images of InternVL keep the size that its processor gives"):
+        configured(pictures, allowed=["resize:tokens=4"])
+
+
 def test_the_setting_of_a_server_is_not_an_argument_of_its_processor(place: Path) -> None:
     with pytest.raises(VitrimError, match=r"^vitrim_select in mm_processor_kwargs is for requests: set VITRIM_SELECT"):
         configured(place, None, mm_processor_kwargs={"vitrim_select": "pool"})
@@ -108,6 +115,9 @@ def test_the_setting_of_a_server_is_not_an_argument_of_its_processor(place: Path
     [
         ("divprune:tokens=12", None, 12),
         ("divprune:tokens=12", [], 12),
+        ("resize:tokens=12", None, 12),
+        ("pixelprune", None, 64),
+        ("divprune:tokens=12", ["pixelprune"], 64),
         ("divprune:tokens=12", ["random:tokens=9"], 12),
         ("divprune:tokens=12", ["random:tokens=20", "random:tokens=15"], 20),
         ("divprune:tokens=12", ["random:tokens=20", "any"], 64),

@@ -16,6 +16,7 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.serving.vllm.setting import (
     FAMILIES,
     FREE,
+    ServedFamily,
     ServerSetting,
     canonical,
     check_fits,
@@ -75,6 +76,8 @@ def test_memory_is_for_the_largest_of_what_is_listed() -> None:
     assert ServerSetting("pool").reserved() == ["pool"]
     assert ServerSetting("pool", ["random", "pool"]).reserved() == ["pool", "random"]
     assert ServerSetting("pool", ["random", "none"]).reserved() == ["none"]
+    assert ServerSetting("resize", ["pool"]).reserved() == ["resize", "pool"]
+    assert ServerSetting("pool", ["pixelprune"]).reserved() == ["none"]  # an image may keep everything
     assert ServerSetting("pool", ["any"]).reserved() == ServerSetting("none", ["pool"]).reserved() == ["none"]
 
 
@@ -102,8 +105,8 @@ def test_without_a_selection_every_token_stays_in_its_place() -> None:
         ({"vitrim": {"select": "dart"}}, "reads the question"),
         ({"vitrim": {"select": "cdpruner:tokens=9"}}, "reads the question"),
         ({"vitrim": {"select": "scope"}}, "attention"),
-        ({"vitrim": {"select": "resize"}}, "max_pixels"),
-        ({"vitrim": {"select": "pixelprune"}}, "acts on images .*: take .*divprune"),
+        ({"vitrim": {"select": "resize:positions=original"}}, "those of the smaller image"),
+        ({"vitrim": {"select": "pixelprune:tokens=9"}}, "leave tokens and keep out"),
         ({"vitrim": {"select": "vidcom2:reconcile=false"}}, "video by video"),
     ],
 )
@@ -112,7 +115,7 @@ def test_bad_settings_are_one_line(given: dict[str, object], words: str) -> None
         setting_of(given, {})
 
 
-@pytest.mark.parametrize("text", [*FREE.replace(" or ", ", ").split(", ")])
+@pytest.mark.parametrize("text", [*FREE.replace(" or ", ", ").split(", "), "resize", "pixelprune"])
 def test_what_needs_features_alone_is_taken(text: str) -> None:
     assert canonical(text) == vitrim.parse_selector(text).describe()
 
@@ -146,6 +149,19 @@ def test_what_makes_new_tokens_is_refused_where_tokens_keep_their_places() -> No
                 check_fits(vitrim.parse_selector("prumerge"), family)
         else:
             check_fits(vitrim.parse_selector("prumerge"), family)
+
+
+CELLS, SIZES = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5", "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, GLM-4.1V, GLM-4.6V"
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_images_are_changed_where_a_tower_can_be_told(family: ServedFamily) -> None:
+    for text, names in {"pixelprune": CELLS, "resize:tokens=9": SIZES}.items():
+        if family.name.split(", ")[0] in names.split(", "):
+            check_fits(selector_of(text), family)
+        else:
+            with pytest.raises(VitrimError, match=rf"^{text}: .* of {re.escape(family.name)} .* in {names}"):
+                check_fits(selector_of(text), family)
 
 
 def test_caches_tell_settings_apart() -> None:

@@ -47,7 +47,8 @@ def covering(features: Tensor, weights: Tensor, count: int) -> Tensor:
             torch.maximum(covered, alike[place], out=covered)
             continue
         stale = [heapq.heappop(bounds)[1] for _ in range(min(AT_ONCE, len(bounds)))]
-        gains = (alike[stale] - covered).clamp_min_(0).sum(1).tolist()
+        rows = alike.index_select(0, torch.tensor(stale, device=alike.device))
+        gains = rows.sub_(covered).clamp_min_(0).sum(1).tolist()
         for place, gain in zip(stale, gains, strict=True):
             heapq.heappush(bounds, (-factors[place] * gain, place))
         fresh.update(stale)
