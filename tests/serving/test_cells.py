@@ -145,7 +145,7 @@ def test_a_smaller_image_of_bytes_is_that_of_numbers() -> None:
     selector: Any = vitrim.parse_selector("resize:tokens=4")
     own, numbers = (changed(info(), processed(normalized), "image", selector) for normalized in (False, True))
     assert torch.equal(own["image_grid_thw"], numbers["image_grid_thw"])
-    assert own["image_grid_thw"].tolist() == [[1, 4, 4], [1, 2, 8]] or own["image_grid_thw"].prod(1).max() <= 16
+    assert own["image_grid_thw"].tolist() == [[1, 4, 4], [1, 2, 6]]
     scaled = (own["pixel_values"].view(-1, 3, 32) / 255 - 0.4) / torch.tensor(STD)[:, None]
     torch.testing.assert_close(scaled.flatten(1), numbers["pixel_values"], atol=1e-5, rtol=0)
     assert own["pixel_values"].frac().abs().max() > 0.1

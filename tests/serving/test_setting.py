@@ -188,15 +188,35 @@ def test_placeholders_of_another_form_are_refused() -> None:
         stay(rows, [5], [2])
 
 
-def test_the_page_names_every_family_and_its_positions() -> None:
+def test_the_page_says_what_works_in_every_family() -> None:
+    expected = {}
+    for family in FAMILIES.values():
+        kinds = kinds_of(family)
+        assert not (family.images_only and "video" in kinds)
+        videos = "refused" if family.images_only else ("whole" if "video" in kinds else "")
+        changed = ["yes" if able else "" for able in (family.cells, family.axes)]
+        row = [videos, *changed, "yes", "kept" if family.axes else "closed up"]
+        expected |= dict.fromkeys(family.name.split(", "), row)
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     rows = page.split("| family |")[1].split("\n\n")[0].splitlines()[2:]
     found = {}
-    for names, *_, positions in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
-        found |= dict.fromkeys(re.sub(r" \(.*?\)", "", names).split(", "), positions)
-    assert found == {
-        name: "kept" if family.axes else "closed up" for family in FAMILIES.values() for name in family.name.split(", ")
-    }
+    for names, _, videos, *others in ([cell.strip() for cell in row[1:-1].split("|")] for row in rows):
+        found |= dict.fromkeys(re.sub(r" \(.*?\)", "", names).split(", "), [videos.split(";")[0], *others])
+    assert found == expected
+
+
+def kinds_of(family: ServedFamily) -> tuple[str, ...]:
+    """The modalities whose tokens are selected, as the source says: its classes need vLLM."""
+    module, name = family.target.split(":")
+    body = ast.parse((ROOT / "src/vitrim/serving/vllm" / f"{module}.py").read_text(encoding="utf-8")).body
+    classes = {part.name: part for part in body if isinstance(part, ast.ClassDef)}
+    while name in classes:
+        for part in classes[name].body:
+            target = part.target if isinstance(part, ast.AnnAssign) else part.targets[0] if isinstance(part, ast.Assign) else None
+            if isinstance(target, ast.Name) and target.id == "kinds":
+                return ast.literal_eval(part.value)
+        name = ast.unparse(classes[name].bases[0])
+    return ("image",)
 
 
 def test_the_entry_point_and_the_families_are_there() -> None:

@@ -23,6 +23,8 @@ CASES = [
     ("qwen2_5_vl", "evs:keep=0.6"),
     ("qwen3_vl", "evs:keep=0.6"),
     ("qwen3_vl", "vidcom2:keep=0.4"),
+    ("qwen2_5_vl", "resize:keep=0.5"),
+    ("qwen3_vl", "resize:keep=0.5"),
     ("llava_onevision", "vcast:keep=0.4"),
     ("llava_onevision", "random:keep=0.4"),
 ]
