@@ -157,7 +157,9 @@ def test_what_has_no_pixels_is_refused(select: str) -> None:
 
     selector: Any = vitrim.parse_selector(select)
     given = {"image_embeds": torch.zeros(16, 8), "image_grid_thw": torch.tensor(GRIDS)}
-    with pytest.raises(VitrimError, match=r" acts on pixels, and images came as embeddings: ask for vitrim_select=none"):
+    with pytest.raises(
+        VitrimError, match=r" acts on pixels, and images came as embeddings: ask for vitrim_select=none"
+    ):
         changed(info(), given, "image", selector)
 
 
@@ -167,5 +169,7 @@ def test_videos_have_no_cells() -> None:
     found = processed(True)
     given = {"pixel_values_videos": found["pixel_values"], "video_grid_thw": found["image_grid_thw"]}
     selector: Any = vitrim.parse_selector("pixelprune")
-    with pytest.raises(VitrimError, match=r"^pixelprune leaves out cells of images: for a video ask for vitrim_select=no"):
+    with pytest.raises(
+        VitrimError, match=r"^pixelprune leaves out cells of images: for a video ask for vitrim_select=no"
+    ):
         changed(info(), given, "video", selector)

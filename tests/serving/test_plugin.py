@@ -99,9 +99,13 @@ def test_what_is_listed_must_fit_the_model(place: Path) -> None:
 
 
 def test_what_cannot_act_in_a_family_ends_the_start_in_one_line(pictures: Path) -> None:
-    with pytest.raises(VitrimError, match=r"^pixelprune: the tower of InternVL reads every patch of an image; .*Qwen2-VL"):
+    with pytest.raises(
+        VitrimError, match=r"^pixelprune: the tower of InternVL reads every patch of an image; .*Qwen2-VL"
+    ):
         configured(pictures, "pixelprune")
-    with pytest.raises(VitrimError, match=r"^resize:tokens=4: images of InternVL keep the size that its processor gives"):
+    with pytest.raises(
+        VitrimError, match=r"^resize:tokens=4: images of InternVL keep the size that its processor gives"
+    ):
         configured(pictures, allowed=["resize:tokens=4"])
 
 

@@ -195,13 +195,13 @@ def test_the_page_says_what_works_in_every_family() -> None:
         assert not (family.images_only and "video" in kinds)
         videos = "refused" if family.images_only else ("whole" if "video" in kinds else "")
         changed = ["yes" if able else "" for able in (family.cells, family.axes)]
-        row = [videos, *changed, "yes", "kept" if family.axes else "closed up"]
+        row = (videos, *changed, "yes", "kept" if family.axes else "closed up")
         expected |= dict.fromkeys(family.name.split(", "), row)
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     rows = page.split("| family |")[1].split("\n\n")[0].splitlines()[2:]
     found = {}
     for names, _, videos, *others in ([cell.strip() for cell in row[1:-1].split("|")] for row in rows):
-        found |= dict.fromkeys(re.sub(r" \(.*?\)", "", names).split(", "), [videos.split(";")[0], *others])
+        found |= dict.fromkeys(re.sub(r" \(.*?\)", "", names).split(", "), (videos.split(";")[0], *others))
     assert found == expected
 
 
@@ -212,8 +212,7 @@ def kinds_of(family: ServedFamily) -> tuple[str, ...]:
     classes = {part.name: part for part in body if isinstance(part, ast.ClassDef)}
     while name in classes:
         for part in classes[name].body:
-            target = part.target if isinstance(part, ast.AnnAssign) else part.targets[0] if isinstance(part, ast.Assign) else None
-            if isinstance(target, ast.Name) and target.id == "kinds":
+            if isinstance(part, ast.Assign | ast.AnnAssign) and re.match(r"kinds\b", ast.unparse(part)):
                 return ast.literal_eval(part.value)
         name = ast.unparse(classes[name].bases[0])
     return ("image",)

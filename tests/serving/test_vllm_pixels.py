@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 from PIL import Image
 
 import served
-from vitrim.errors import VitrimError
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: `make test-vllm` makes an environment that has it", allow_module_level=True)
@@ -34,7 +32,7 @@ CASES = {
     "qwen3_5": ["pixelprune", "resize:tokens=6", "none"],
     "glm4v": ["resize:tokens=6", "none"],
 }
-"""What requests ask for, first the setting of the server. (Equal cells are ties for selectors that compare features.)"""
+"""What requests ask for, first the server's own. Equal cells are ties for selectors that compare features."""
 
 
 def page(rows: tuple[str, ...]) -> Image.Image:
@@ -64,7 +62,7 @@ def same(got: list[served.Answer], expected: list[served.Answer]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """By the server's own setting and by those of requests, all in one batch that is cut into steps; and from caches."""
+    """By the server's own setting and by those of requests, in one batch that is cut into steps; and from caches."""
     from transformers import AutoProcessor
 
     model, asked, settings = served.folder(name, tmp_path), prompts(name), CASES[name]
