@@ -178,6 +178,33 @@ def test_text_is_numbered_as_in_the_whole_prompt_before_a_pixel_is_seen(kind: st
     assert asked.behind + len(asked.ids) == asked.next
 
 
+@pytest.mark.parametrize("kind", ["ServedQwen2VL", "ServedQwen25VL", "ServedQwen3VL", "ServedQwen35"])
+def test_cells_that_a_tower_gets_alone_stand_where_they_stood(kind: str) -> None:
+    """Text goes on behind the whole image, also if its last row and column are left out."""
+    from vitrim.core.selection import Choice
+    from vitrim.serving.vllm.cells import CELLS
+    from vitrim.serving.vllm.qwen import CHANNELS, read
+    from vitrim.serving.vllm.setting import selector_of
+
+    model, kept = bare(kind), torch.zeros(24, dtype=torch.bool)
+    kept[[0, 3, 8]] = True
+    item = {**fields("0"), CELLS: kept}
+    item = {name: value for name, value in item.items() if name in model.grid_fields}
+    tokens, every = torch.full((24,), IMAGE), torch.ones(24, dtype=torch.bool)
+    cut, embed = model.cut(CONFIG, item, tokens, every, selector_of("none"))
+    assert (cut, embed.tolist()) == ([IMAGE] * 3, [True] * 3)
+    (grid,) = model.units(CONFIG, item, 3)
+    own = model.left(torch.ones(3, WIDTH), Choice(torch.arange(3)), grid, item)
+    places, extent = read(own[:, -CHANNELS:])
+    assert places.tolist() == [[0, 0, 0], [0, 0, 1], [0, 3, 2]]
+    assert extent.tolist() == [6, 6, 6]
+    data = {name: SimpleNamespace(data=value) for name, value in item.items()}
+    feature = SimpleNamespace(mm_position=SimpleNamespace(offset=1, length=3), data=data)
+    positions, offset = model.get_mrope_input_positions([WORD, *cut, WORD], [feature])
+    assert positions[0].tolist() == [0, 1, 1, 1, 7]
+    assert offset == 8 - 5
+
+
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize(("kind", "prompt"), CASES)
 def test_what_is_left_stands_where_it_stood(kind: str, prompt: str, cuts: list[int]) -> None:

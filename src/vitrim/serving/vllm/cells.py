@@ -50,7 +50,7 @@ def changed(info: Any, found: Mapping[str, Any], modality: str, selector: ImageS
 
 def features_of(
     tower: Any, patches: Tensor, grids: Sequence[Sequence[int]], kept: Sequence[Tensor]
-) -> Sequence[Tensor]:
+) -> list[Tensor]:
     """Features (n, D) of the cells of each image that are ``kept``, from their ``patches`` alone.
 
     ``grids`` are frames, rows and columns of patches of the whole images: cells keep their places in these.
@@ -75,8 +75,7 @@ def features_of(
     found |= {name: found[name][rows] for name in names if name in found}
     counts = [int(own.sum()) for own in kept]
     found |= _lengths(tower, area * torch.tensor([0, *counts]).cumsum(0), "full" if "window_index" in found else None)
-    features: Tensor = tower(patches, grids, encoder_metadata=found)
-    return features.split(counts)
+    return list(tower(patches, grids, encoder_metadata=found).split(counts))
 
 
 def _lengths(tower: Any, ends: Tensor, part: str | None) -> dict[str, Any]:
