@@ -48,9 +48,7 @@ def changed(info: Any, found: Mapping[str, Any], modality: str, selector: ImageS
     return {pixels: patches[torch.cat(kept).repeat_interleave(area)], CELLS: kept}
 
 
-def features_of(
-    tower: Any, patches: Tensor, grids: Sequence[Sequence[int]], kept: Sequence[Tensor]
-) -> list[Tensor]:
+def features_of(tower: Any, patches: Tensor, grids: Sequence[Sequence[int]], kept: Sequence[Tensor]) -> list[Tensor]:
     """Features (n, D) of the cells of each image that are ``kept``, from their ``patches`` alone.
 
     ``grids`` are frames, rows and columns of patches of the whole images: cells keep their places in these.
@@ -79,7 +77,7 @@ def features_of(
 
 
 def _lengths(tower: Any, ends: Tensor, part: str | None) -> dict[str, Any]:
-    """How attention is told of sequences with these ``ends``, as in vLLM's own towers; ``part``: some of the blocks."""
+    """The names and numbers by which vLLM's towers tell attention where sequences end; ``part`` names some blocks'."""
     backend, table, device = tower.attn_backend, ends.numpy().astype(numpy.int32), tower.device
     width = getattr(tower, "hidden_size", None) or tower.embed_dim
     own = MMEncoderAttention.maybe_recompute_cu_seqlens(
