@@ -80,29 +80,28 @@ def test_a_tower_that_gets_every_cell_is_told_what_vllm_tells_it(name: str, back
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_tower_is_told_of_the_cells_that_it_gets(name: str) -> None:
-    """Two of 3 x 2 cells, one of 2 x 5. Windows are of 2 x 2 cells: those without cells are no windows."""
+    """Images of 3 x 2 and 2 x 5 cells. Windows are of 2 x 2 cells: one without cells is no window."""
     from vitrim.serving.vllm.cells import features_of
 
     made = tower(name, "FLASH_ATTN")
-    kept = [torch.tensor([0, 0, 0, 1, 1, 0]).bool(), torch.tensor([0, 0, 1, 0, 1, 0, 1, 0, 0, 0]).bool()]
-    patches = torch.arange(20.0)[:, None]
-    first, second = features_of(made, patches, GRIDS, kept)
-    assert [len(first), len(second)] == [2, 3]
-    assert made.told["cu_seqlens"].tolist() == [0, 8, 20]
+    kept = [torch.tensor([0, 1, 0, 1, 1, 0]).bool(), torch.tensor([0, 0, 0, 0, 1, 1, 1, 0, 0, 0]).bool()]
+    features = features_of(made, torch.arange(24.0)[:, None], GRIDS, kept)
+    assert [len(own) for own in features] == [3, 3]
+    assert made.told["cu_seqlens"].tolist() == [0, 12, 24]
     if name != TOWERS[1]:
-        own = [12, 13, 14, 15, 16, 17, 18, 19, *(100 + 4 * cell + part for cell in (2, 4, 6) for part in range(4))]
+        places = [4, 12, 16, 116, 120, 124]  # of a cell's first patch
+        own = [place + part for place in places for part in range(4)]
         assert made.told["rotary_pos_emb_cos"][:, 0].tolist() == own
         assert made.told["rotary_pos_emb_sin"][:, 0].tolist() == [-row for row in own]
         assert made.told["max_seqlen"].item() == 12
         assert name != TOWERS[2] or made.told["pos_embeds"][:, 0].tolist() == [2 * row for row in own]
         return
-    # windows of the second image: cells 0 1 5 6, 2 3 7 8, and 4 9
-    assert made.told["window_index"].tolist() == [0, 1, 4, 2, 3]
-    assert made.told["reverse_indices"].tolist() == [0, 1, 3, 4, 2]
-    rows = [4 * cell + part for cell in (3, 4, 6, 2, 4) for part in range(4)]
-    assert made.told["rotary_pos_emb_cos"][:, 0].tolist() == rows
-    assert made.told["cu_window_seqlens"].tolist() == [0, 4, 8, 12, 16, 20]
-    assert [made.told[key].item() for key in ("max_seqlen_full", "max_seqlen_window")] == [12, 4]
+    # of the first image, windows are of cells 0 1 2 3 and 4 5, of the second of 0 1 5 6, 2 3 7 8 and 4 9
+    assert made.told["window_index"].tolist() == [0, 1, 2, 4, 5, 3]
+    assert made.told["reverse_indices"].tolist() == [0, 1, 2, 5, 3, 4]
+    assert made.told["rotary_pos_emb_cos"][::4, 0].tolist() == [4, 12, 16, 20, 24, 16]
+    assert made.told["cu_window_seqlens"].tolist() == [0, 8, 12, 20, 24]
+    assert [made.told[key].item() for key in ("max_seqlen_full", "max_seqlen_window")] == [12, 8]
 
 
 def info() -> Any:

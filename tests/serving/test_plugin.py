@@ -119,8 +119,9 @@ def test_the_setting_of_a_server_is_not_an_argument_of_its_processor(place: Path
     [
         ("divprune:tokens=12", None, 12),
         ("divprune:tokens=12", [], 12),
-        ("resize:tokens=12", None, 12),
+        ("resize:tokens=16", None, 16),
         ("pixelprune", None, 64),
+        ("pixelprune", [], 64),
         ("divprune:tokens=12", ["pixelprune"], 64),
         ("divprune:tokens=12", ["random:tokens=9"], 12),
         ("divprune:tokens=12", ["random:tokens=20", "random:tokens=15"], 20),

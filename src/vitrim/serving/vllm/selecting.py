@@ -142,7 +142,9 @@ class Cutting:
         """The setting of a request, from its ``mm_processor_kwargs``, and the rest of these, which is vLLM's."""
         config = self.info.ctx.model_config.hf_config
         own, rest = ServerSetting.of_model(config), dict(kwargs)
-        setting = own.asked(rest.pop(FIELD, own.select))
+        given = rest.pop(FIELD, own.select)
+        # what memory is for, by the server itself, may be more than requests may ask for
+        setting = given.select if isinstance(given, ServerSetting) else own.asked(given)
         check_fits(selector_of(setting), FAMILIES[config.architectures[0].removeprefix(PREFIX)])
         return setting, rest
 
@@ -152,7 +154,7 @@ class Cutting:
         made = super().get_dummy_inputs(seq_len, counts, mm_options)  # type: ignore[misc]
         settings = ServerSetting.of_model(self.info.ctx.model_config.hf_config).reserved()
         given = made.hf_processor_mm_kwargs
-        tried = [replace(made, hf_processor_mm_kwargs={**given, FIELD: setting}) for setting in settings]
+        tried = [replace(made, hf_processor_mm_kwargs={**given, FIELD: ServerSetting(own)}) for own in settings]
         return max(tried, key=self._length) if len(tried) > 1 else tried[0]
 
     def _length(self: Any, inputs: Any) -> int:
