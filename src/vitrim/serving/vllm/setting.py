@@ -183,7 +183,7 @@ def check_fits(selector: Selector, family: ServedFamily) -> None:
             drops and not family.cells
         ),
         f"images of {family.name} keep the size that its processor gives them; they are made smaller in "
-        f"{_names('axes')}": changes and not drops and not family.axes,
+        f"{_names('axes')}": changes and not family.axes,
         f"positions of {family.name} have three axes, so tokens keep theirs: leave positions out": (
             family.axes and selector.positions == "closed"
         ),
