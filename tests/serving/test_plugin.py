@@ -140,6 +140,28 @@ def test_memory_is_for_the_largest_image_of_what_is_listed(
     assert get_mm_max_toks_per_item(processor, {"image": 1}, None) == {"image": largest}
 
 
+def test_pixels_of_different_form_are_never_joined(place: Path) -> None:
+    """Bytes, numbers between them, and images of which cells are missing: vLLM would join them silently, or fail."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.processing import ProcessorInputs
+    from vllm.multimodal.processing.context import TimingContext
+    from vllm.multimodal.utils import group_and_batch_mm_items
+
+    processor = MULTIMODAL_REGISTRY.create_processor(configured(place, None, ["any"]))
+
+    def item(select: str) -> Any:
+        own = processor.info.parse_mm_data({"image": [served.photograph(1)]})
+        given = ProcessorInputs([served.WORDS], own, hf_processor_mm_kwargs={"vitrim_select": select})
+        return processor.apply(given, TimingContext(enabled=False))["mm_kwargs"]["image"][0]
+
+    def joined(*selects: str) -> list[int]:
+        return [number for number, _ in group_and_batch_mm_items([item(select) for select in selects])]
+
+    assert joined("none", "divprune", "pool") == [3]
+    assert joined("resize", "resize:tokens=5") == joined("pixelprune", "pixelprune:tau=0.1") == [2]
+    assert joined("none", "resize", "pixelprune", "none") == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_family_has_the_traits_of_the_model_that_it_selects_in(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
