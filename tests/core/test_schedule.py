@@ -17,6 +17,7 @@ from vitrim.core.schedule import (
     KEEP_RULES,
     Amount,
     Keep,
+    filled_up,
     KeepRule,
     Remove,
     check_blocks,
@@ -84,11 +85,15 @@ def test_linear_end_points() -> None:
     assert counts(linear(8, -1.0, 1)) == [8]
 
 
-def test_per_layer_fills_up_with_nothing_and_refuses_a_list_that_is_too_long() -> None:
-    assert counts(per_layer([3, 1], 4)) == [3, 1, 0, 0]
-    assert counts(per_layer([], 2)) == [0, 0]
-    with pytest.raises(vitrim.VitrimError, match="the list has 5 amounts but the model has 4 blocks"):
-        per_layer([1] * 5, 4)
+def test_per_layer_takes_one_amount_for_each_block() -> None:
+    assert counts(per_layer([3, 1], 2)) == [3, 1]
+    for given in (0, 3, 5):
+        with pytest.raises(vitrim.VitrimError, match=f"the list has {given} amounts but the model has 4 blocks: give"):
+            per_layer([1] * given, 4)
+
+
+def test_a_list_that_ends_early_is_filled_up_and_a_long_one_stays() -> None:
+    assert [filled_up(given, 3) for given in ([], [3, 1], [1] * 4, 2)] == [(0, 0, 0), (3, 1, 0), (1, 1, 1, 1), 2]
 
 
 def test_keep_rate_counts_its_stages_in_order_of_depth() -> None:

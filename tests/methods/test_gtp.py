@@ -112,7 +112,7 @@ def test_the_graph_is_that_of_the_grid_of_the_forward(graph: str, own: tuple[int
 @pytest.mark.parametrize("selection", ["diagonal", "received", "class_token"])
 def test_other_selections_keep_the_highest(selection: str) -> None:
     model = tiny.HOSTS["vit"]().double()
-    reduction = vitrim.reduce_(model, GTP(num_prop=(6,), selection=selection), record=True)
+    reduction = vitrim.reduce_(model, GTP(num_prop=(6, 0, 0, 0), selection=selection), record=True)
     maps = []
     model.blocks[0].reducer.register_forward_hook(lambda module, args, out: maps.append(args[1].probabilities()))
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_other_selections_keep_the_highest(selection: str) -> None:
 def test_the_class_token_scores_by_the_sparse_map() -> None:
     """The map without its small entries feeds both attention and the choice."""
     model = tiny.HOSTS["vit"]().double()
-    config = GTP(num_prop=(6,), selection="class_token", sparsity=0.5, last_block="full")
+    config = GTP(num_prop=(6, 0, 0, 0), selection="class_token", sparsity=0.5, last_block="full")
     reduction = vitrim.reduce_(model, config, record=True)
     seen = []
     model.blocks[0].reducer.register_forward_hook(lambda module, args, out: seen.append(args[1].logits()))

@@ -227,12 +227,22 @@ def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> l
 
 
 def per_layer(counts: int | Sequence[int], num_layers: int, per: int | None = None) -> list[Amount | None]:
-    """Remove ``counts`` patch tokens in every layer, or ``counts[i]`` in layer i and none beyond the list."""
+    """Remove ``counts`` patch tokens in every layer, or ``counts[i]`` in layer i."""
     if isinstance(counts, int):
         return [Remove(counts, per)] * num_layers
-    if len(counts) > num_layers:
-        raise VitrimError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
-    return [Remove(count, per) for count in (*counts, *[0] * (num_layers - len(counts)))]
+    if len(counts) != num_layers:
+        raise VitrimError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks: give one each")
+    return [Remove(count, per) for count in counts]
+
+
+def filled_up(counts: int | Sequence[int], num_layers: int) -> int | Sequence[int]:
+    """A list that ends early, with 0 for the layers after its end.
+
+    Example:
+        >>> filled_up([3, 1], 4), filled_up(3, 4)
+        ((3, 1, 0, 0), 3)
+    """
+    return counts if isinstance(counts, int) else (*counts, *[0] * (num_layers - len(counts)))
 
 
 def keep_rate(

@@ -20,7 +20,7 @@ from vitrim.data import ImageDataset, eval_transform, load_data, load_images, sp
 from vitrim.data.transforms import AtSizes
 from vitrim.engines.copies import reduced_copy
 from vitrim.engines.prefill import Prefill
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, check_known, unknown
 from vitrim.loading import Loaded, ModelSpec, as_trained
 from vitrim.tasks import tasks
 
@@ -168,6 +168,7 @@ def task_name(loaded: Loaded, wanted: str | None = None) -> str | None:
     if wanted is None or wanted in own:
         return wanted or (own[0] if own else None)
     if not own:
+        check_known("task", wanted, [*tasks(), RETRIEVAL])
         raise VitrimError(f"this {kind} predicts labels of whole images: leave task {wanted} out")
     raise unknown(f"task of {kind}", wanted, own)
 

@@ -17,7 +17,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, merge_groups, unit_mean_keys
 from vitrim.core.method import Count, StagedConfig, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, per_layer
+from vitrim.core.schedule import Amount, filled_up, per_layer
 from vitrim.core.tokens import TokenState, is_traced, no_gradient, whole
 from vitrim.errors import VitrimError
 
@@ -58,7 +58,8 @@ class ATC(StagedConfig):
         " pairs",
     )
     r: Count | tuple[Count, ...] | None = Field(
-        None, description="instead of keep_rate: patches removed per block, or a list from the first block on"
+        None, description="instead of keep_rate: patches removed per block, or a list from the first block on (0 after "
+        "its end)"
     )
     prefix_counts: bool = Field(
         False, description="with r: count prefix tokens, and remove fewer patches by their number, as released"
@@ -84,7 +85,7 @@ class ATC(StagedConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.r is None:
             return super().amounts(num_layers)
-        return per_layer(self.r, num_layers)
+        return per_layer(filled_up(self.r, num_layers), num_layers)
 
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
         if not self.prefix_counts or self.r is None:

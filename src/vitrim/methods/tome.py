@@ -14,7 +14,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import Count, MethodConfig, Share, Traits, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.core.schedule import Amount, MergeRule, filled_up, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
 
@@ -77,7 +77,7 @@ class ToMe(MethodConfig):
             return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
         if isinstance(self.r, int):
             return linear(self.r, self.inflect, num_layers, self.per)
-        return per_layer(self.r, num_layers, self.per)
+        return per_layer(filled_up(self.r, num_layers), num_layers, self.per)
 
 
 @register(ToMe)

@@ -163,7 +163,7 @@ def optimize(
     folder, seed, tell = Path(results.folder or "optimized"), spec.seed or 0, on_progress or (lambda _: None)
     check_folder(folder)
     with seeded_draws(torch.device("cpu"), seed), quiet():
-        inputs = _open(spec, source, wanted, engines[0], batch_size)
+        inputs = _open(spec, source, wanted, engines[0], batch_size, None if source.few or speedup else bound)
         facts = {
             "model": inputs.loaded.name,
             "weights": inputs.loaded.weights,
@@ -285,9 +285,17 @@ class Inputs:
 
 
 def _open(
-    spec: ModelSpec, source: JudgedData, wanted: Sequence[MethodConfig] | None, engine: Engine, batch_size: int
+    spec: ModelSpec,
+    source: JudgedData,
+    wanted: Sequence[MethodConfig] | None,
+    engine: Engine,
+    batch_size: int,
+    to_show: float | None,
 ) -> Inputs:
-    """Load the model and open the images; `VitrimError` if they, or a ``wanted`` method, do not fit."""
+    """Load the model and open the images; `VitrimError` if they, or a ``wanted`` method, do not fit.
+
+    ``to_show`` is the loss that they have to show.
+    """
     loaded, others = spec.load_sizes("cpu")
     model = loaded.model
     if spec.named:
@@ -307,7 +315,9 @@ def _open(
     if task.name not in SCORED_ON_ENGINES:
         raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
     if len(dataset) < JUDGED:
-        raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {JUDGED} are needed: ten for each third")
+        few = f"{JUDGED} are needed, ten for each third"
+        more = f"give {_enough(to_show)}, to show a loss of {_points(to_show)}; with --few-images (few=True), {few}" if to_show else few
+        raise VitrimError(f"{dataset.source} has {len(dataset)} images: {more}")
     for config in wanted or ():
         if not config.traits.training_free:
             raise VitrimError(
@@ -414,13 +424,21 @@ def cannot_show(bound: float, count: int) -> str | None:
     """
     if bound * count >= 300:
         return None
-    points = f"{bound:g} point{'' if bound == 1 else 's'}"
-    needed = math.ceil(300 / bound) if bound else 0
-    more = f"give {3 * needed:,} images, {needed:,} for each third, " if needed else ""
+    more = f"give {_enough(bound)}, " if bound else ""
     return (
-        f"a loss of {points} cannot be seen on {count} images: even where none of them changes it is only known to be "
+        f"a loss of {_points(bound)} cannot be seen on {count} images: even where none of them changes it is only known to be "
         f"below {300 / count:.1f} points (at 95 %); {more}allow more with --max-loss"
     )
+
+
+def _points(bound: float) -> str:
+    return f"{bound:g} point{'' if bound == 1 else 's'}"
+
+
+def _enough(bound: float) -> str:
+    """As many images as can show a loss of ``bound`` points, in words."""
+    each = math.ceil(300 / bound)
+    return f"{3 * each:,} images, {each:,} for each third"
 
 
 def _store(
