@@ -43,7 +43,6 @@ from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task
 from vitrim.measure.timing import Tell, in_dtype
-from vitrim.models.references import trained_on
 from vitrim.report import DENSE, at_px
 from vitrim.tasks import Task
 
@@ -154,7 +153,6 @@ def compare(
             "metric": task.selects_by,
             "at": sizes,
             "timed_on": "random images" if timed_on is None else "the data",
-            "seen_in_training": trained_on(loaded.name, dataset),
             "frozen": {name: found.describe() for name, found in schedules.items()},
             "lacking": [*lacking, *_of_other_batches(configs, lower, opened.data["batch_size"])],
         }

@@ -50,7 +50,7 @@ class Comparison(Report):
             )
         self.facts["doubts"] = doubts(self.facts, task, "agree still says", dense)
         self.tables = [_table(self, metric)]
-        self.notes = [*_notes(self.facts, rows, task), *self.facts.get("seen_in_training", ())]
+        self.notes = [*_notes(self.facts, rows, task), *self.facts["seen_in_training"]]
         self.words = list(in_words(rows, metric))
 
     @property

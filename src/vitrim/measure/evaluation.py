@@ -44,6 +44,7 @@ from vitrim.measure.records import Processes, Row, read
 from vitrim.measure.retrieval import evaluate_pages
 from vitrim.measure.run import Findings, Measurement, Partial
 from vitrim.measure.task_data import DATASETS, data_facts, open_task, task_of
+from vitrim.models.references import trained_on
 from vitrim.report import Report
 from vitrim.results import Results, ScoredResults
 from vitrim.tasks import Task
@@ -217,10 +218,17 @@ class Opened:
             "untrained": self.untrained,
             "task": task.name,
             "data": self.data,
+            "seen_in_training": self.seen_in_training,
         }
         if self.files:
             facts["files"] = file_words(self.files)
         return {**facts, "embedding": loaded.embedding_name} if task.name == EMBEDDING else facts
+
+    @property
+    def seen_in_training(self) -> list[str]:
+        """A sentence for each run that learned from these images and is evaluated, itself or as a file made of it."""
+        names = [self.loaded.name, *(str(one.metadata.get("model")) for one in self.files)]
+        return [said for name in dict.fromkeys(names) for said in trained_on(name, self.dataset)]
 
     @property
     def files(self) -> list[Exported]:

@@ -9,7 +9,6 @@ from typing import Any
 from vitrim.measure.inputs import EMBEDDING
 from vitrim.measure.records import Row
 from vitrim.measure.run import Findings
-from vitrim.models.references import trained_on
 from vitrim.report import Report, Table
 from vitrim.tasks import Task
 
@@ -36,7 +35,7 @@ def evaluation_report(
     else:
         number = f"{seen} of {data['images']}" if seen < data["images"] else f"{seen}"
         title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
-    doubtful = [*doubts(facts, task, "agree and cosine still say", rows[0]), *trained_on(model, dataset)]
+    doubtful = [*doubts(facts, task, "agree and cosine still say", rows[0]), *facts["seen_in_training"]]
     facts = {**facts, "data": data, **ended, "doubts": doubtful}
     # notes needed to read the table
     error = f" ± its standard error on the same images{NONE_CHANGED}" if "loss_error" in rows[0] else ""
