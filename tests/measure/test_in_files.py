@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from made_files import file as in_memory
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
 from vitrim.measure.timing import Sized, _file_entries
+from vitrim.models.references import source_of
+from vitrim.weights import RESULT
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
@@ -231,3 +234,14 @@ def test_what_a_file_cannot_be_asked_for(file: vitrim.Exported, data: ImageDatas
         vitrim.evaluate(file, ["none", "tome:r=2"], data)
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is an exported file, in a precision of its own"):
         vitrim.evaluate(vitrim.ScoredModel(file, dtype="bf16"), None, data)
+
+
+def test_a_file_warns_of_the_images_that_its_run_learned_from(data: ImageDataset, tmp_path: Path) -> None:
+    """As the run itself does; the file says of which run it is."""
+    (tmp_path / RESULT).write_text(json.dumps({"trained_on": source_of(data)}))
+    seen = f"run:{tmp_path} was trained on these images"
+    for name, known in ((f"run:{tmp_path}", True), ("test_vit", False)):
+        dense, reduced = (made(f"{method}.onnx", method, model=name) for method in ("none", "tome:r=3"))
+        for files in ([], [reduced]):
+            notes = vitrim.evaluate(dense, files, data).notes
+            assert sum(note.startswith(seen) for note in notes) == known
