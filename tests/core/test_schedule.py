@@ -17,11 +17,11 @@ from vitrim.core.schedule import (
     KEEP_RULES,
     Amount,
     Keep,
-    filled_up,
     KeepRule,
     Remove,
     check_blocks,
     effective_keep,
+    filled_up,
     keep_rate,
     linear,
     per_layer,
@@ -87,13 +87,13 @@ def test_linear_end_points() -> None:
 
 def test_per_layer_takes_one_amount_for_each_block() -> None:
     assert counts(per_layer([3, 1], 2)) == [3, 1]
-    for given in (0, 3, 5):
-        with pytest.raises(vitrim.VitrimError, match=f"the list has {given} amounts but the model has 4 blocks: give"):
-            per_layer([1] * given, 4)
+    for count in (0, 3, 5):
+        with pytest.raises(vitrim.VitrimError, match=f"the list has {count} amounts but the model has 4 blocks: give"):
+            per_layer([1] * count, 4)
 
 
 def test_a_list_that_ends_early_is_filled_up_and_a_long_one_stays() -> None:
-    assert [filled_up(given, 3) for given in ([], [3, 1], [1] * 4, 2)] == [(0, 0, 0), (3, 1, 0), (1, 1, 1, 1), 2]
+    assert [filled_up(some, 3) for some in ([], [3, 1], [1] * 4, 2)] == [(0, 0, 0), (3, 1, 0), (1, 1, 1, 1), 2]
 
 
 def test_keep_rate_counts_its_stages_in_order_of_depth() -> None:

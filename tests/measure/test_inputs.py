@@ -56,7 +56,7 @@ def test_the_task_is_one_of_the_model() -> None:
     model = vitrim.create_model("segmenter:test_vit", options=OPTIONS)
     with pytest.raises(VitrimError, match="leave task segmentation out"):
         vitrim.open_data("nowhere", model=vitrim.create_model("test_vit", options=OPTIONS), task="segmentation")
-    with pytest.raises(VitrimError, match="unknown task 'retrievel'; did you mean 'retrieval'[?] valid: class"):
+    with pytest.raises(VitrimError, match=r"unknown task 'retrievel'; did you mean 'retrieval'\? valid: class"):
         vitrim.open_data("nowhere", model=vitrim.create_model("test_vit", options=OPTIONS), task="retrievel")
     with pytest.raises(VitrimError, match="unknown task"):
         vitrim.open_data("nowhere", model=model, task="detection")

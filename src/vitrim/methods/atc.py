@@ -58,8 +58,9 @@ class ATC(StagedConfig):
         " pairs",
     )
     r: Count | tuple[Count, ...] | None = Field(
-        None, description="instead of keep_rate: patches removed per block, or a list from the first block on (0 after "
-        "its end)"
+        None,
+        description="instead of keep_rate: patches removed per block, or a list from the first block on (0 after "
+        "its end)",
     )
     prefix_counts: bool = Field(
         False, description="with r: count prefix tokens, and remove fewer patches by their number, as released"

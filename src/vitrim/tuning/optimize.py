@@ -315,9 +315,9 @@ def _open(
     if task.name not in SCORED_ON_ENGINES:
         raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
     if len(dataset) < JUDGED:
-        few = f"{JUDGED} are needed, ten for each third"
-        more = f"give {_enough(to_show)}, to show a loss of {_points(to_show)}; with --few-images (few=True), {few}" if to_show else few
-        raise VitrimError(f"{dataset.source} has {len(dataset)} images: {more}")
+        wanted_loss = f"give {_enough(to_show)}, to show a loss of {_points(to_show)}; " if to_show else ""
+        least = f"{'with --few-images (few=True) ' if to_show else ''}{JUDGED} are needed, ten for each third"
+        raise VitrimError(f"{dataset.source} has {len(dataset)} images: {wanted_loss}{least}")
     for config in wanted or ():
         if not config.traits.training_free:
             raise VitrimError(
@@ -426,8 +426,8 @@ def cannot_show(bound: float, count: int) -> str | None:
         return None
     more = f"give {_enough(bound)}, " if bound else ""
     return (
-        f"a loss of {_points(bound)} cannot be seen on {count} images: even where none of them changes it is only known to be "
-        f"below {300 / count:.1f} points (at 95 %); {more}allow more with --max-loss"
+        f"a loss of {_points(bound)} cannot be seen on {count} images: even where none of them changes it is only "
+        f"known to be below {300 / count:.1f} points (at 95 %); {more}allow more with --max-loss"
     )
 
 
