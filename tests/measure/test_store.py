@@ -46,7 +46,7 @@ def test_a_file_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
     file = tmp_path / "store"
     work(file)
     before = file.read_bytes()
-    with pytest.raises(VitrimError, match="is there already: resume it"):
+    with pytest.raises(VitrimError, match=r"is there already: resume it \(--resume\)"):
         work(file)
     with pytest.raises(VitrimError, match="is of another run: its seed is 0, and this one's 3"):
         work(file, resume=True, seed=3)

@@ -515,7 +515,7 @@ def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_pat
     with pytest.raises(Stop):
         run(source, tmp_path / "out")
     before = (tmp_path / "out" / "study.jsonl").read_text()
-    with pytest.raises(VitrimError, match="is there already: resume it, or name another place"):
+    with pytest.raises(VitrimError, match=r"is there already: resume it \(--resume\), or name another folder"):
         run(source, tmp_path / "out")
     with pytest.raises(VitrimError, match="is of another run: its batch_size is 1, and this one's 2"):
         run(source, tmp_path / "out", results={"resume": True}, batch_size=2)

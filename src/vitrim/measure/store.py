@@ -74,7 +74,7 @@ class Store:
         if not file.exists():
             return {}
         if not resume:
-            raise VitrimError(f"{file} is there already: resume it, or name another place")
+            raise VitrimError(f"{file} is there already: resume it (--resume), or name another folder (--out)")
         # A kill may cut the last line: it is measured again.
         units, size = whole_lines(file, _parsed)
         if file.stat().st_size and (not units or units[0][0] != SETTINGS):
