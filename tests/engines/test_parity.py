@@ -26,7 +26,7 @@ from vitrim.engines.program import as_read
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 FIXED = [
     "random:seed=1",
-    "atm:r=[4,4,0,0]",
+    "atm:r=[4,4]",
     "atm:alpha=0.9,beta=0.2,theta_min=0.1,capacity=[30,24]",
     "algm:r=[3,4]",
     "ia_red2:r=[5,4]",
