@@ -174,6 +174,11 @@ def test_speeds_of_a_gpu_as_a_text_to_paste(capsys: pytest.CaptureFixture[str]) 
     assert [line[8] for line in cells[6:]] == ["CUDA graphs need a CUDA device"] * 2
 
 
+def test_an_unknown_method_of_the_gpu_command_is_named() -> None:
+    with pytest.raises(VitrimError, match=r"unknown method 'tomee'"):
+        gpu.main(["--device", "cpu", "--tiny", "--method", "tomee"])
+
+
 def test_channels_are_proportional_attention() -> None:
     given = kernels.inputs((2, 2, 9, 16), torch.bfloat16, torch.device("cpu"))
     assert kernels.error("channels", given) < 1.5 * kernels.error("bias", given) < 0.05

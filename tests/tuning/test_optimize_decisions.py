@@ -482,6 +482,9 @@ def test_a_smaller_image_beyond_the_bound_is_compared_with_and_not_chosen(monkey
     assert chosen.name == "topk:keep_rate=0.6"
     assert tables.scored[before:] == ["topk:keep_rate=0.6", "dense at 208 px"]
     assert made.plain.row["scored_on"] == "selection"
+    made.reduced(DENSE, 1.0, 1.2)
+    assert made.plain_fits  # at a speed there is no bound to exceed
+    assert tables.timed[-2:] == ["fast fp32", "topk:keep_rate=0.6"]
 
 
 def test_of_more_sizes_within_the_bound_methods_are_tried_at_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:

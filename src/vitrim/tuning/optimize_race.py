@@ -180,7 +180,7 @@ class Race:
         raced: by name, the schedules of these.
         slope: loss of top-1 per nat of divergence, fitted over these.
         plain: the fastest file without a method at a smaller size, which methods are compared with in words.
-        plain_fits: False if on the first third no smaller size was within the bound; ``plain`` is then not chosen.
+        plain_fits: False if no smaller size was within a bound on the first third: ``plain`` cannot win then.
     """
 
     model: nn.Module
@@ -420,7 +420,7 @@ class Race:
         room = self.room(dense, bound)
         promising = [setting for scored in self.known.values() for setting in self._promising(scored, room, speedup)]
         sizes = self.known.get(PLAIN, [])
-        self.plain_fits = any(one in promising for one in sizes)
+        self.plain_fits = speedup is not None or any(one in promising for one in sizes)
         # the largest smaller image in any case: whoever reads the result asks what it would have given
         timed = self._timed(promising if self.plain_fits else [*promising, *sizes[:1]], dense, "reduced")
         if speedup is not None and all(one.row["speedup"] < speedup for one in timed):
@@ -431,8 +431,8 @@ class Race:
         # score the fastest, or those with the least loss at the requested speed, as files on other images
         faster = [one for one in timed if one.row["speedup_q1"] > 1.0]
         if speedup is None:
-            within = [one for one in faster if self.plain_fits or one.setting.config is not None]
-            finalists = sorted(within, key=lambda one: one.row["p50_ms"])[:FINALISTS]
+            may_win = [one for one in faster if self.plain_fits or one.setting.config is not None]
+            finalists = sorted(may_win, key=lambda one: one.row["p50_ms"])[:FINALISTS]
         else:
             able = [one for one in faster if one.row["speedup"] >= speedup]
             finalists = sorted(able, key=lambda one: one.row["loss"])[:FINALISTS]
@@ -448,8 +448,7 @@ class Race:
         if speedup is not None:
             able = [one for one in finalists if one.row["speedup"] >= speedup]
             return min(able, key=lambda one: one.row["loss"], default=None)
-        within = [one for one in finalists if self.plain_fits or one.setting.config is not None]
-        good = [one for one in within if self.fits(one.row, bound, one.setting.size)]
+        good = [one for one in finalists if one in may_win and self.fits(one.row, bound, one.setting.size)]
         return min(good, key=lambda one: one.row["p50_ms"], default=None)
 
     def _promising(
