@@ -70,6 +70,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1},
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1, "granularity": "image"},
     ],
+    "pixelprune": [{"tau": 0.57, "distance": "mae", "std": 0.5}],
     "atc": [{"keep_rate": 0.6}, {"keep_rate": 0.6, "linkage": "single"}],
     "ppt": [{"r": 4, "spread": 0.1}, {"r": 4, "threshold": 0.0}],
     "saint": [{"threshold": 0.3}, {"threshold": 0.3, "r": [6, 4]}],

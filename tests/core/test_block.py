@@ -467,7 +467,7 @@ def test_reentrant_checkpointing_is_always_refused(depth: int, method: str, betw
         loss.backward()
 
 
-UNMAPPED = ("a_vit", "algm", "atc", "atm", "ats", "cubist_merge", "gtp", "ia_red2", "ppt", "saint")
+UNMAPPED = ("a_vit", "algm", "atc", "atm", "ats", "cubist_merge", "gtp", "ia_red2", "pixelprune", "ppt", "saint")
 """Methods that do what torch.vmap cannot map, in their settings here."""
 
 

@@ -29,6 +29,8 @@ SETTINGS = {
     "ia_red2": "ia_red2:blocks=[0,1]",
     "saint": "saint:threshold=0.3,neighbours=2,blocks=[0,1]",
     "algm": "algm:threshold=0.2,local_block=0,global_block=1",
+    "pixelprune": "pixelprune",
+    "pixelprune alike": "pixelprune:tau=0.57,distance=mae,std=0.5",
     "a_vit": "a_vit:gate_scale=1.0,gate_center=1.0",
 }
 

@@ -103,7 +103,7 @@ def test_every_method_is_exported_or_says_why_not(tmp_path: Path) -> None:
             for way in (kind.traits.fixed_by if issubclass(kind, vitrim.Adaptive) else ())
         )
     assert {name for name, kind in methods().items() if kind().obstacle() is not None} == {
-        *("a_vit", "algm", "atc", "atm", "ia_red2", "random", "saint"),
+        *("a_vit", "algm", "atc", "atm", "ia_red2", "pixelprune", "random", "saint"),
     }
     assert not list(tmp_path.iterdir())
 

@@ -386,13 +386,13 @@ class ReducedBlock(nn.Module):
         asked, call = self.trace.asked, self.trace.call
         if isinstance(stamp, TokenState) and stamp.asked.full_grids:
             asked = stamp.asked
-        grid = call.grid
+        grid, pixels = call.grid, call.pixels
         if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
-            call.grid = None
+            call.grid = call.pixels = None
         elif isinstance(stamp, TokenState):
-            grid = stamp.grid
+            grid, pixels = stamp.grid, stamp.pixels
         banking = self.restore in ("end", "last_block")
-        state = TokenState.start(x, self.num_prefix, grid, banking, asked)
+        state = TokenState.start(x, self.num_prefix, grid, banking, asked, pixels)
         self.trace.start(state, self.reducer.config)
         if asked.full_grids or grid is not None:
             setattr(x, STAMP, state)

@@ -59,7 +59,7 @@ def fit(
     check_proportional(config, model)
     check_head(config, facts, within=facts.dense and not own.dense)
     head_rows, restore = at_the_end(config, facts, len(blocks))
-    check_grid(config, host, model)
+    check_images(config, host, model)
 
     layers = plan(config, facts, len(blocks))
     check_amounts(config, layers, stacklevel=5)
@@ -218,12 +218,19 @@ def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple
     return rows, restore
 
 
-def check_grid(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
-    """Refuse models without a module that shows the grid of every forward, if ``config`` needs it."""
-    if config.needs().grid and host.patch_maker(model) is None:
+def check_images(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
+    """Refuse models that do not show the grid or the pixels of every forward, if ``config`` needs these."""
+    needs = config.needs()
+    if needs.grid and host.patch_maker(model) is None:
+        what = "pixels" if needs.pixels else "rows and columns"
         raise UnsupportedModelError(
-            f"{config.name} needs the rows and columns of the patches, and this {type(model).__name__} has no patch "
-            "embedding that shows them"
+            f"{config.name} needs the {what} of the patches, and this {type(model).__name__} has no patch embedding "
+            "that shows them"
+        )
+    if needs.pixel_std and ask(model).preprocessing(model).std is None:
+        raise UnsupportedModelError(
+            f"{config.describe()} compares pixels in the scale of [0, 1], and this {type(model).__name__} does not say "
+            "what deviations its images are divided by" + ("; give std=" if "std" in type(config).model_fields else "")
         )
 
 

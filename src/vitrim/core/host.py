@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitrim.core.block import Installed, ReducedBlock, class_of, is_altered, reduced_in, replaced
+from vitrim.core.method import Needs
 from vitrim.core.plan import Head, HostFacts, Purpose
 from vitrim.core.selection import Choosing, Selector
-from vitrim.core.tokens import Asked, Trace
+from vitrim.core.tokens import Asked, Pixels, Trace
 from vitrim.core.versions import constant
 from vitrim.errors import UnsupportedModelError
 
@@ -77,6 +78,22 @@ class Host:
         """Patches of an image, or at least as many, from a call of the `patch_maker`; None if it does not show them."""
         grid = cls.grid_of(maker, args, output)
         return None if grid is None else grid[0] * grid[1]
+
+    @classmethod
+    def pixels_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+        """(B, rows, columns, C, h, w) pixels of the patches, from a call of the `patch_maker`, as a view of its input;
+        None if it does not show them.
+
+        By default, the first input is images (B, C, H, W) in whole patches.
+        """
+        grid, images = cls.grid_of(maker, args, output), args[0] if args else None
+        if grid is None or not isinstance(images, Tensor) or images.dim() != 4:
+            return None
+        rows, columns = grid
+        if images.shape[2] % rows or images.shape[3] % columns:
+            return None
+        cut = images.unflatten(3, (columns, -1)).unflatten(2, (rows, -1))  # (B, C, rows, h, columns, w)
+        return cut.permute(0, 2, 4, 1, 3, 5)
 
     @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:
@@ -203,17 +220,23 @@ def take_off(module: nn.Module) -> None:
 
 @dataclass(eq=False, repr=False)
 class GridHook(Installed):
-    """Passes the number of patches, and if ``asked`` their grid, to block 0 after every call of the patch maker."""
+    """Passes the number of patches, and the grid and pixels that a method ``needs``, to block 0 after every call of the
+    patch maker. ``std``: see `Pixels`.
+    """
 
     host: type[Host]
     trace: Trace
-    asked: bool = False
+    needs: Needs
+    std: tuple[float, ...] | None = None
 
     def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call = self.trace.call
         call.patches = self.host.patches_of(maker, args, output)
-        if self.asked:
+        if self.needs.grid:
             call.grid = self.host.grid_of(maker, args, output)
+        if self.needs.pixels:
+            values = self.host.pixels_of(maker, args, output)
+            call.pixels = None if values is None else Pixels(values, self.std)
 
 
 @dataclass(eq=False, repr=False)

@@ -116,6 +116,8 @@ class Needs(NamedTuple):
         prefix: any tokens in front of the patches.
         attention_map: attention between all patches, not only column means or rows of prefix tokens.
         grid: rows and columns of the patches in every forward (`TokenState.grid`).
+        pixels: the pixels of every patch, too (`TokenState.pixels`).
+        pixel_std: these in the scale of [0, 1], by the deviations that the model's images were divided by.
         probabilities: attention probabilities of any kind, so also column means, rows, or a softmax of its own.
     """
 
@@ -123,6 +125,8 @@ class Needs(NamedTuple):
     prefix: bool = False
     attention_map: bool = False
     grid: bool = False
+    pixels: bool = False
+    pixel_std: bool = False
     probabilities: bool = False
 
     @property

@@ -288,6 +288,14 @@ class Banked(NamedTuple):
     carry: Mapping[str, Tensor]
 
 
+class Pixels(NamedTuple):
+    """Pixels (B, rows, columns, C, h, w) of patches: a view of the images, and the ``std``, by channel or of all, that
+    brings them to the scale of [0, 1]; None if no method needs it."""
+
+    values: Tensor
+    std: tuple[float, ...] | None
+
+
 @dataclass(frozen=True)
 class TokenState:
     """Bookkeeping of the current tokens. Every (B, N) field includes the prefix; index 0 is token 0 of x.
@@ -301,6 +309,7 @@ class TokenState:
         lost: some input tokens were pruned for good.
         mixed: some tokens are soft mixtures, which cannot be recovered from the full grid.
         grid: rows and columns of the patches, in raster order; None if no method needs them, or they are unknown.
+        pixels: of the patches that enter the first block; None as for ``grid``.
         held: (B, N, C) tokens for the next block, where the full grid does not determine them; else None.
         bank: pruned tokens that a later block brings back.
         banking: everything pruned goes to the bank, because its place will be read (`MethodConfig.restore`).
@@ -322,6 +331,7 @@ class TokenState:
     lost: bool = False
     mixed: bool = False
     grid: tuple[int, int] | None = None
+    pixels: Pixels | None = None
     held: Tensor | None = None
     bank: tuple[Banked, ...] = ()
     banking: bool = False
@@ -337,15 +347,16 @@ class TokenState:
         grid: tuple[int, int] | None = None,
         banking: bool = False,
         asked: Asked = Asked(),
+        pixels: Pixels | None = None,
     ) -> TokenState:
-        """The state of unreduced tokens ``x`` (B, N, C). A ``grid`` is ignored if patch dropout left fewer."""
+        """The state of unreduced tokens ``x`` (B, N, C). ``grid`` and ``pixels`` are ignored if dropout left fewer."""
         batch, n = x.shape[0], x.shape[1]
         if grid is not None and grid[0] * grid[1] != n - num_prefix:
-            grid = None
+            grid = pixels = None
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
         index_map = IndexMap(index, index)
-        return cls(size, index_map, num_prefix, grid=grid, banking=banking, asked=asked)
+        return cls(size, index_map, num_prefix, grid=grid, pixels=pixels, banking=banking, asked=asked)
 
     @property
     def source(self) -> Tensor:
@@ -400,6 +411,17 @@ class TokenState:
                 "not show: give the model images, without patch dropout and all of one size"
             )
         return self.grid
+
+    def known_pixels(self, method: str) -> Tensor:
+        """(B, rows, columns, C, V) pixels of the patches, for a ``method`` that needs them; see `Needs.pixel_std`."""
+        if self.pixels is None or self.pixels.values.shape[0] != self.size.shape[0]:
+            raise VitrimError(
+                f"{method} needs the pixels of the {self.initial_patches} patches, which this forward does not show: "
+                "give the model images (B, C, H, W) in whole patches, without patch dropout"
+            )
+        values, std = self.pixels
+        found = values.flatten(-2).to(decision_dtype(values.dtype))
+        return found if std is None else found * found.new_tensor(std).view(-1, 1)
 
     def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
         """The bias (B, 1, 1, N) of the attention logits: log(size) (ToMe section 3) and the mask, or None."""
@@ -562,7 +584,7 @@ class Call:
     Attributes:
         asked: of all forwards in the current context.
         once: of the next forward alone; None for nothing more.
-        grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`), if the method asks for them.
+        grid, pixels: of the latest patches (`vitrim.core.host.GridHook`), if the method asks for them.
         patches: the number of the latest patches, at most; None if unknown.
         entered: what entered the first block, once per image size.
         latest: depth and state of the last block that ran; ``final``: the state after the last block.
@@ -573,6 +595,7 @@ class Call:
     asked: Asked = Asked()
     once: Asked | None = None
     grid: tuple[int, int] | None = None
+    pixels: Pixels | None = None
     patches: int | None = None
     entered: tuple[Entered, ...] = ()
     latest: tuple[int, TokenState] | None = None
