@@ -135,10 +135,33 @@ def test_a_threshold_is_of_pixels_in_their_own_scale(options: str, kept: int, dt
 
 @torch.no_grad()
 def test_every_size_and_shape_of_image_has_its_own_grid() -> None:
-    vit = model(dynamic_img_size=True)
+    vit = model(dynamic_img_size=True, dynamic_img_pad=True)
     reduction = vitrim.reduce_(vit, "pixelprune", record=True)
     vit(page()[..., :12])
     assert reduction.states[0].grid == (5, 3)
     assert reduction.state.position[0].tolist() == [0, 1, 9, 15]  # of 1 1 1, 1 1 1, 1 1 5, 1 1 5, 1 1 1
-    with pytest.raises(vitrim.VitrimError, match="divisible"):
+    with pytest.raises(vitrim.VitrimError, match=r"needs the pixels of the 20 patches, .* in whole patches"):
         vit(page()[..., :13])
+
+
+def test_forwards_that_do_not_show_their_pixels_are_refused() -> None:
+    """Patch dropout; and tokens that no embedding made."""
+    vit = model(patch_drop_rate=0.5).train()
+    vitrim.reduce_(vit, "pixelprune")
+    with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 15 patches, .* without patch dropout"):
+        vit(page())
+    with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 30 patches"):
+        vit.blocks(torch.zeros(1, 31, 32))
+
+
+def test_deviations_that_nobody_knows_or_that_fit_no_channels_are_refused() -> None:
+    clip = tiny.HOSTS["hf_vit"]()  # made from a config, without a processor
+    with pytest.raises(vitrim.VitrimError, match=r"^pixelprune:tau=0\.1 compares pixels .* divided by; give std=$"):
+        vitrim.reduce_(clip, "pixelprune:tau=0.1")
+    assert vitrim.get_reduction(clip) is None
+    vitrim.reduce_(clip, "pixelprune")
+    tiny.run(clip, tiny.images())
+    vit = model()
+    vitrim.reduce_(vit, "pixelprune:tau=0.1,std=[0.5,0.5]")
+    with pytest.raises(vitrim.VitrimError, match="std has 2 numbers, and the images 3 channels"):
+        vit(page())

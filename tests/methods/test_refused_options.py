@@ -55,6 +55,10 @@ OPTIONS = [
     ("pitome:keep_rate=1.5", "at most 1"),
     ("pitome:margin=2.0", "at most 1"),
     ("pitome:protect=never", "'late', 'early' or 'always'"),
+    ("pixelprune:std=0.5", "std goes with tau above 0"),
+    ("pixelprune:tau=0.1,std=0", "above 0"),
+    ("pixelprune:tau=1.5", "at most 1"),
+    ("pixelprune:align=8", "this method has none to round"),
     ("ppt:spread=2.0,threshold=0.0001", "give either threshold or spread"),
     ("saint:threshold=[0.5,0.6],blocks=[1]", "threshold has 2 values for 1 blocks"),
     ("saint:r=[2],variant=published", "variant is about numbers that depend on the images"),
@@ -87,6 +91,7 @@ MODELS = [
     ("headless", "evo_vit:class_head=true", "needs a model with a class token and a classifier"),
     ("map", "gtp:num_prop=4,selection=class_token", "class token"),
     ("avg_fc_norm", "ia_red2", "weigh wrongly"),
+    ("avg_fc_norm", "pixelprune", "averages patches"),
     ("avg_fc_norm", "tofu", "weigh wrongly"),
 ]
 

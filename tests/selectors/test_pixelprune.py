@@ -1,4 +1,4 @@
-"""Options of the selector PixelPrune. Its walk is tested in core/test_repeats.py, towers in hosts/test_pixelpruning.py."""
+"""Options of the selector. Its walk is tested in core/test_repeats.py, in towers in hosts/test_pixelpruning.py."""
 
 from __future__ import annotations
 
