@@ -60,6 +60,7 @@ PHOTOGRAPHS: dict[str, list[tuple[str, str]]] = {
     "bat": [("keep 0.70", "bat:keep_rate=0.703"), ("keep 0.50", "bat:keep_rate=0.495")],
     "ats": [("rate 0.85", "ats:keep_rate=0.852"), ("rate 0.48", "ats:keep_rate=0.48")],
     "zero_tprune": [("keep 0.70", "zero_tprune:keep_rate=0.703"), ("keep 0.47", "zero_tprune:keep_rate=0.466")],
+    "pixelprune": [("tau = 0.1", "pixelprune:tau=0.1"), ("tau = 0.3", "pixelprune:tau=0.3")],
     "gtp": [("12 a block", "gtp:num_prop=12"), ("17 a block", "gtp:num_prop=17")],
     "tome": [("r = 11", "tome:r=11"), ("r = 16", "tome:r=16")],
     "atm": [

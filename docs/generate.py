@@ -243,7 +243,7 @@ def counted_pages() -> list[Path]:
 
 
 def with_counts(text: str) -> str:
-    """The text with the numbers of the code before ``methods**``, ``model families`` and ``methods need no training``.
+    """The text with the numbers of the code before ``methods for``, ``model families``, ``methods need no training``.
 
     Example:
         >>> with_counts("for 1 model families") == f"for {number_of_families()} model families"
@@ -251,7 +251,7 @@ def with_counts(text: str) -> str:
     """
     reducing = [config for config in methods().values() if config.kind != "none"]
     counts = {
-        "methods**": len(reducing),
+        "methods for": len(reducing),
         "methods need no training": sum(config.traits.training_free for config in reducing),
         "model families": number_of_families(),
     }

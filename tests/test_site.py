@@ -83,7 +83,7 @@ def test_a_number_is_that_of_the_rows_of_its_table() -> None:
     families = re.findall(r"^\| (?!family)\w", page, re.MULTILINE)
     assert generate.with_counts("for 5 model families") == f"for {len(families)} model families"
     listed = [row.split(" | ") for row in generate.methods_list().splitlines()[2:] if not row.startswith("| [none]")]
-    assert generate.with_counts("**5 methods** of") == f"**{len(listed)} methods** of"
+    assert generate.with_counts("5 methods for") == f"{len(listed)} methods for"
     untrained = [row for row in listed if row[3] == "no"]
     assert generate.with_counts("5 methods need no training") == f"{len(untrained)} methods need no training"
 

@@ -22,7 +22,7 @@ ORDER = (
     *("tome", "topk", "diffrate", "atm", "evit", "mctf", "dynamicvit"),
     *("cropr", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
     *("gtp", "linf", "l1", "tofu", "bat", "ats", "algm"),
-    *("atc", "ppt", "saint", "vid_tldr", "cubist_merge"),
+    *("atc", "ppt", "saint", "vid_tldr", "cubist_merge", "pixelprune"),
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
 """Methods in the order of colours: often compared methods come first; the registry's others follow by name."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
+from tiny_vlms import VLMS
 from vitrim.core.registry import host_of
 
 SIDE, ROWS, COLUMNS = 4, 5, 6
@@ -148,7 +149,7 @@ def test_forwards_that_do_not_show_their_pixels_are_refused() -> None:
     """Patch dropout; and tokens that no embedding made."""
     vit = model(patch_drop_rate=0.5).train()
     vitrim.reduce_(vit, "pixelprune")
-    with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 15 patches, .* without patch dropout"):
+    with pytest.raises(vitrim.VitrimError, match=r"needs the pixels of the 15 patches, .* without patch dropout"):
         vit(page())
     with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 30 patches"):
         vit.blocks(torch.zeros(1, 31, 32))
@@ -165,3 +166,16 @@ def test_deviations_that_nobody_knows_or_that_fit_no_channels_are_refused() -> N
     vitrim.reduce_(vit, "pixelprune:tau=0.1,std=[0.5,0.5]")
     with pytest.raises(vitrim.VitrimError, match="std has 2 numbers, and the images 3 channels"):
         vit(page())
+
+
+@torch.no_grad()
+def test_a_language_model_gets_the_patches_that_stay() -> None:
+    """Of the first image the left half is blank, of the second nothing repeats."""
+    llava, given = VLMS["llava"].create(), VLMS["llava"].prompt([[7, 5], [9, 5]])
+    given["pixel_values"][0, :, :, :12] = 0.5
+    reduction = vitrim.reduce_(llava, "pixelprune", compact=True)
+    llava(**given, use_cache=False)
+    assert reduction.image_tokens == [19, 36]
+    kept = reduction.image_places[0].kept.view(6, 6)
+    assert kept[:, 3:].all()
+    assert kept[:, :3].nonzero().tolist() == [[0, 0]]

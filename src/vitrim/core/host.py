@@ -92,7 +92,7 @@ class Host:
         rows, columns = grid
         if images.shape[2] % rows or images.shape[3] % columns:
             return None
-        cut = images.unflatten(3, (columns, -1)).unflatten(2, (rows, -1))  # (B, C, rows, h, columns, w)
+        cut: Tensor = images.unflatten(3, (columns, -1)).unflatten(2, (rows, -1))  # (B, C, rows, h, columns, w)
         return cut.permute(0, 2, 4, 1, 3, 5)
 
     @classmethod
@@ -226,7 +226,7 @@ class GridHook(Installed):
 
     host: type[Host]
     trace: Trace
-    needs: Needs
+    needs: Needs = Needs()
     std: tuple[float, ...] | None = None
 
     def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -90,4 +90,4 @@ def anchored(cells: Tensor, alike: Alike) -> Tensor:
         gone = alike(own, predicted)
         kept[..., here] = ~gone
         shown[..., here, :] = torch.where(gone[..., None], predicted, own)
-    return kept.unflatten(-1, (rows, columns))
+    return kept.view(cells.shape[:-1])

@@ -40,8 +40,7 @@ class PixelPruneViT(RepeatOptions, MethodConfig):
     tunable = Tunable("tau", 0.0, 0.5, digits=3)
 
     std: Deviation | tuple[Deviation, ...] | None = Field(
-        None,
-        description="the pixels in [0, 1] were divided by it, for all channels or each; default: as the model says",
+        None, description="what pixels in [0, 1] were divided by, of all channels or each; default: as the model says"
     )
 
     def faults(self) -> Iterator[str]:
