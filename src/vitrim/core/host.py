@@ -226,7 +226,7 @@ class GridHook(Installed):
 
     host: type[Host]
     trace: Trace
-    needs: Needs = Needs()
+    needs: Needs
     std: tuple[float, ...] | None = None
 
     def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import Installed, Reducer, foreign, replaced
 from vitrim.core.host import GridHook, Host
+from vitrim.core.method import Needs
 from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import Asked, Call, TokenState, Trace, unmerge
 from vitrim.core.versions import constant, require
@@ -484,7 +485,7 @@ class TransformersHost(Host):
         trunk.register_forward_pre_hook(hook, with_kwargs=True)
         trunk.register_forward_hook(HiddenHook(trace))
         if cls.counter_name is not None:
-            trunk.get_submodule(cls.counter_name).register_forward_hook(GridHook(cls, trace))
+            trunk.get_submodule(cls.counter_name).register_forward_hook(GridHook(cls, trace, Needs()))
         if cls.forward_class is not None:
             trunk.forward = cls.forward_class(trunk, trace)
 
