@@ -122,7 +122,7 @@ def test_the_methods_are_those_that_say_so() -> None:
     assert vitrim.parse_method("tome").in_graph(8) is None
 
 
-@pytest.mark.parametrize("name", cells(SETTINGS, ["atm", "saint", "a_vit"]))
+@pytest.mark.parametrize("name", cells(SETTINGS, ["atm", "saint", "a_vit", "pixelprune"]))
 def test_a_program_has_the_logits_and_the_counts_of_the_model(name: str) -> None:
     model, reduction = reduced(name)
     expected, counts = [], []

@@ -14,6 +14,7 @@ import tiny
 import vitrim
 from tiny_vlms import VLMS
 from vitrim.core.registry import host_of
+from vitrim.core.tokens import Pixels
 
 SIDE, ROWS, COLUMNS = 4, 5, 6
 PAGE = "1 1 1 1 1 1 1 1 1 1 1 1 1 1 5 5 5 1 1 1 5 5 5 1 1 1 1 1 1 1"
@@ -146,13 +147,28 @@ def test_every_size_and_shape_of_image_has_its_own_grid() -> None:
 
 
 def test_forwards_that_do_not_show_their_pixels_are_refused() -> None:
-    """Patch dropout; and tokens that no embedding made."""
+    """Patch dropout; tokens that no embedding made; and those of several calls of the embedding."""
     vit = model(patch_drop_rate=0.5).train()
     vitrim.reduce_(vit, "pixelprune")
     with pytest.raises(vitrim.VitrimError, match=r"needs the pixels of the 15 patches, .* without patch dropout"):
         vit(page())
     with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 30 patches"):
         vit.blocks(torch.zeros(1, 31, 32))
+    pixels = Pixels(torch.zeros(1, ROWS, COLUMNS, 3, SIDE, SIDE), None)
+    state = vitrim.TokenState.start(torch.zeros(2, 31, 32), 1, (ROWS, COLUMNS), pixels=pixels)
+    with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 30 patches"):
+        state.known_pixels("pixelprune")
+
+
+def test_a_block_that_is_computed_again_reads_the_same_pixels() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        vit = model().train()
+        vit.set_grad_checkpointing(checkpointing)
+        vitrim.reduce_(vit, "pixelprune")
+        vit(page()).sum().backward()
+        gradients.append(vit.blocks[0].attn.qkv.weight.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_deviations_that_nobody_knows_or_that_fit_no_channels_are_refused() -> None:
