@@ -14,7 +14,7 @@ import tiny
 import vitrim
 from tiny_vlms import VLMS
 from vitrim.core.registry import host_of
-from vitrim.core.tokens import Pixels
+from vitrim.core.tokens import PatchPixels
 
 SIDE, ROWS, COLUMNS = 4, 5, 6
 PAGE = "1 1 1 1 1 1 1 1 1 1 1 1 1 1 5 5 5 1 1 1 5 5 5 1 1 1 1 1 1 1"
@@ -154,7 +154,7 @@ def test_forwards_that_do_not_show_their_pixels_are_refused() -> None:
         vit(page())
     with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 30 patches"):
         vit.blocks(torch.zeros(1, 31, 32))
-    pixels = Pixels(torch.zeros(1, ROWS, COLUMNS, 3, SIDE, SIDE), None)
+    pixels = PatchPixels(torch.zeros(1, ROWS, COLUMNS, 3, SIDE, SIDE), None)
     state = vitrim.TokenState.start(torch.zeros(2, 31, 32), 1, (ROWS, COLUMNS), pixels=pixels)
     with pytest.raises(vitrim.VitrimError, match="needs the pixels of the 30 patches"):
         state.known_pixels("pixelprune")

@@ -13,7 +13,7 @@ from vitrim.core.block import Installed, ReducedBlock, class_of, is_altered, red
 from vitrim.core.method import Needs
 from vitrim.core.plan import Head, HostFacts, Purpose
 from vitrim.core.selection import Choosing, Selector
-from vitrim.core.tokens import Asked, Pixels, Trace
+from vitrim.core.tokens import Asked, PatchPixels, Trace
 from vitrim.core.versions import constant
 from vitrim.errors import UnsupportedModelError
 
@@ -221,7 +221,7 @@ def take_off(module: nn.Module) -> None:
 @dataclass(eq=False, repr=False)
 class GridHook(Installed):
     """Passes the number of patches, and the grid and pixels that a method ``needs``, to block 0 after every call of the
-    patch maker. ``std``: see `Pixels`.
+    patch maker. ``std``: see `PatchPixels`.
     """
 
     host: type[Host]
@@ -236,7 +236,7 @@ class GridHook(Installed):
             call.grid = self.host.grid_of(maker, args, output)
         if self.needs.pixels:
             values = self.host.pixels_of(maker, args, output)
-            call.pixels = None if values is None else Pixels(values, self.std)
+            call.pixels = None if values is None else PatchPixels(values, self.std)
 
 
 @dataclass(eq=False, repr=False)

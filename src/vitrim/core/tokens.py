@@ -288,7 +288,7 @@ class Banked(NamedTuple):
     carry: Mapping[str, Tensor]
 
 
-class Pixels(NamedTuple):
+class PatchPixels(NamedTuple):
     """Pixels (B, rows, columns, C, h, w) of patches: a view of the images, and the ``std``, by channel or of all, that
     brings them to the scale of [0, 1]; None if no method needs it."""
 
@@ -331,7 +331,7 @@ class TokenState:
     lost: bool = False
     mixed: bool = False
     grid: tuple[int, int] | None = None
-    pixels: Pixels | None = None
+    pixels: PatchPixels | None = None
     held: Tensor | None = None
     bank: tuple[Banked, ...] = ()
     banking: bool = False
@@ -347,7 +347,7 @@ class TokenState:
         grid: tuple[int, int] | None = None,
         banking: bool = False,
         asked: Asked = Asked(),
-        pixels: Pixels | None = None,
+        pixels: PatchPixels | None = None,
     ) -> TokenState:
         """The state of unreduced tokens ``x`` (B, N, C). ``grid`` and ``pixels`` are ignored if dropout left fewer."""
         batch, n = x.shape[0], x.shape[1]
@@ -595,7 +595,7 @@ class Call:
     asked: Asked = Asked()
     once: Asked | None = None
     grid: tuple[int, int] | None = None
-    pixels: Pixels | None = None
+    pixels: PatchPixels | None = None
     patches: int | None = None
     entered: tuple[Entered, ...] = ()
     latest: tuple[int, TokenState] | None = None
