@@ -227,11 +227,24 @@ def check_images(config: MethodConfig, host: type[Host], model: nn.Module) -> No
             f"{config.name} needs the {what} of the patches, and this {type(model).__name__} has no patch embedding "
             "that shows them"
         )
-    if needs.pixel_std and ask(model).preprocessing(model).std is None:
+    pixel_std(config, host, model)
+
+
+def pixel_std(config: MethodConfig, host: type[Host], model: nn.Module) -> tuple[float, ...] | None:
+    """The deviations that bring pixels to the scale of [0, 1], if ``config`` needs them (`Needs.pixel_std`)."""
+    wanted = config.needs().pixel_std
+    if wanted is False:
+        return None
+    std = ask(model).preprocessing(model).std if wanted is True else wanted
+    if std is None:
         raise UnsupportedModelError(
             f"{config.describe()} compares pixels in the scale of [0, 1], and this {type(model).__name__} does not say "
             "what deviations its images are divided by" + ("; give std=" if "std" in type(config).model_fields else "")
         )
+    channels = host.facts(model).input_size[0]
+    if len(std) not in (1, channels):
+        raise VitrimError(f"{config.describe()}: std has {len(std)} numbers, and the images {channels} channels")
+    return std
 
 
 def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 4) -> None:

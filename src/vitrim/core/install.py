@@ -11,10 +11,10 @@ from typing import Any, cast
 from torch import nn
 
 from vitrim.core.block import ReducedBlock, Reducer, class_of
-from vitrim.core.checks import FittedMethod
+from vitrim.core.checks import FittedMethod, pixel_std
 from vitrim.core.host import GridHook, Host, ZeroHook, norms_behind, take_off
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, check_model, host_of
+from vitrim.core.registry import check_model, host_of
 from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 
@@ -84,9 +84,8 @@ def install_hooks(model: nn.Module, config: MethodConfig, trace: Trace, last: Re
     host.install(model, trace)
     maker = host.patch_maker(model)
     if maker is not None:
-        needs = config.needs()
-        std = ask(model).preprocessing(model).std if needs.pixel_std else None
-        maker.register_forward_hook(GridHook(host.trunk_host(model), trace, needs, std))
+        std = pixel_std(config, host, model)
+        maker.register_forward_hook(GridHook(host.trunk_host(model), trace, config.needs(), std))
     if config.kind in ("prune", "mixed"):
         for norm in norms_behind(model, host.blocks(model)[-1]):
             norm.register_forward_hook(ZeroHook(trace, always=last.restore == "zeros"))

@@ -117,7 +117,8 @@ class Needs(NamedTuple):
         attention_map: attention between all patches, not only column means or rows of prefix tokens.
         grid: rows and columns of the patches in every forward (`TokenState.grid`).
         pixels: the pixels of every patch, too (`TokenState.pixels`).
-        pixel_std: these in the scale of [0, 1], by the deviations that the model's images were divided by.
+        pixel_std: these in the scale of [0, 1]: by the deviations that the model says its images were divided by, or by
+            these numbers, of all channels or of each.
         probabilities: attention probabilities of any kind, so also column means, rows, or a softmax of its own.
     """
 
@@ -126,7 +127,7 @@ class Needs(NamedTuple):
     attention_map: bool = False
     grid: bool = False
     pixels: bool = False
-    pixel_std: bool = False
+    pixel_std: bool | tuple[float, ...] = False
     probabilities: bool = False
 
     @property

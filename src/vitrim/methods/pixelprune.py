@@ -19,7 +19,6 @@ from vitrim.core.registry import register
 from vitrim.core.repeats import RepeatOptions
 from vitrim.core.scoring import prune_flagged
 from vitrim.core.tokens import TokenState
-from vitrim.errors import VitrimError
 
 Deviation = Annotated[float, Field(gt=0.0)]
 
@@ -48,7 +47,10 @@ class PixelPruneViT(RepeatOptions, MethodConfig):
             yield "std goes with tau above 0: with tau=0 equal pixels are equal in any scale"
 
     def needs(self) -> Needs:
-        return Needs(grid=True, pixels=True, pixel_std=self.tau > 0 and self.std is None)
+        if self.tau == 0:
+            return Needs(grid=True, pixels=True)
+        given = self.std if self.std is None or isinstance(self.std, tuple) else (self.std,)
+        return Needs(grid=True, pixels=True, pixel_std=given or True)
 
     def is_adaptive(self) -> bool:
         return True
@@ -68,11 +70,6 @@ class PixelPruneReducer(Reducer[PixelPruneViT]):
     @torch.no_grad()
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         pixels = state.known_pixels(self.config.name)
-        if (std := self.config.std) is not None:
-            own = pixels.new_tensor(std).view(-1, 1)
-            if len(own) not in (1, pixels.shape[-2]):
-                raise VitrimError(f"pixelprune: std has {len(own)} numbers, and the images {pixels.shape[-2]} channels")
-            pixels = pixels * own
         kept = self.config.kept_cells(pixels.flatten(-2)).flatten(1)
         return prune_flagged(state, kept, state.num_patches, follows=True)
 
