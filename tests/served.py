@@ -21,7 +21,7 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers.models.idefics3 import Idefics3VisionConfig
 
 import vitrim
@@ -103,6 +103,7 @@ class Served(NamedTuple):
         sizes: widths and heights of images.
         rename: names of weights that vLLM reads otherwise than transformers writes them.
         options: of the server, without which vLLM does not run it.
+        by_hand: the version of transformers that vLLM needs is too old to select in it.
     """
 
     make: Callable[[], tuple[Any, Any]]
@@ -111,6 +112,7 @@ class Served(NamedTuple):
     sizes: tuple[tuple[int, int], ...] = ((64, 64),)
     rename: tuple[tuple[str, str], ...] = ()
     options: Mapping[str, Any] = MappingProxyType({})
+    by_hand: bool = False
 
 
 LLAMA = transformers.LlamaConfig(**TEXT)
@@ -242,6 +244,51 @@ def glm4v() -> tuple[Any, Any]:
     return config, transformers.Glm4vProcessor(images, tokenizer(names), videos)
 
 
+def glm_ocr() -> tuple[Any, Any]:
+    """vLLM's projector has the width of the language model's, as in the published model."""
+    images, processor = glm4v()
+    ids = {name: value for name, value in images.to_dict().items() if name.endswith("token_id")}
+    text = {**images.text_config.to_dict(), "head_dim": 32, "intermediate_size": 3 * 64}
+    del text["model_type"]
+    return transformers.GlmOcrConfig(
+        vision_config={**QWEN_VISION, "image_size": 64}, text_config=text, **ids
+    ), processor
+
+
+def paddleocr_vl() -> tuple[Any, Any]:
+    vision = {**VISION, "spatial_merge_size": 2}
+    config = transformers.PaddleOCRVLConfig(
+        vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE}, **QWEN_IDS
+    )
+    sizes = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
+    images = transformers.PaddleOCRVLImageProcessor(patch_size=8, merge_size=2, size=sizes)
+    names = ["<|IMAGE_PLACEHOLDER|>", "<|VIDEO_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
+    return config, transformers.PaddleOCRVLProcessor(images, tokenizer(names, image_token=names[0]))
+
+
+def minicpmv4_6() -> tuple[Any, Any]:
+    """Images of up to four slices, and a small whole image before them."""
+    linear = {"layer_types": ["full_attention"] * 2}
+    rope = {**ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0}
+    config = transformers.MiniCPMV4_6Config(
+        text_config={"model_type": "qwen3_5_text", **TEXT, **linear, "rope_parameters": rope},
+        vision_config={**VISION, "num_hidden_layers": 4, "image_size": 128, "insert_layer_id": 1},
+        insert_layer_id=1,
+        image_size=128,
+        image_token_id=WORDS,
+        video_token_id=WORDS + 1,
+        drop_vision_last_layer=False,
+    )
+    how = {"max_slice_nums": 4, "scale_resolution": 64, "patch_size": 8}
+    images, videos = transformers.MiniCPMV4_6ImageProcessor(**how), transformers.MiniCPMV4_6VideoProcessor(**how)
+    named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+    for part in ("image", "slice", "image_id"):
+        named |= {f"{part}_start_token": f"<{part}>", f"{part}_end_token": f"</{part}>"}
+    words = tokenizer([*named.values(), "\n", "0", "1", "2"], **named)
+    words.backend_tokenizer.decoder = decoders.Fuse()  # vLLM numbers images in decoded text
+    return config, transformers.MiniCPMV4_6Processor(images, videos, words)
+
+
 def internvl() -> tuple[Any, Any]:
     vision = {**VISION, "image_size": [64, 64], "patch_size": [8, 8]}
     config = transformers.InternVLConfig(
@@ -351,6 +398,11 @@ FAMILIES = {
     # its prefix cache asks for a linear layer
     "qwen3_5": Served(qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}),
     "glm4v": Served(glm4v, **GLM, sizes=WIDE),
+    "glm_ocr": Served(glm_ocr, **GLM, sizes=WIDE),
+    "paddleocr_vl": Served(paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", sizes=WIDE, by_hand=True),
+    "minicpmv4_6": Served(
+        minicpmv4_6, "<|image_pad|>", "<|video_pad|>", sizes=WIDE, options={"enable_prefix_caching": False}
+    ),
     "internvl": Served(internvl, "<IMG_CONTEXT>", "<video>", sizes=WIDE),
     "gemma3": Served(gemma3, "<start_of_image>", rename=CLIP),
     "gemma4": Served(gemma4, "<|image|>", "<|video|>", sizes=WIDE),
@@ -368,6 +420,8 @@ def folder(name: str, place: Path) -> Any:
     for weight in model.parameters():  # Gemma's projection starts as zeros
         if weight.dim() > 1 and not weight.any():
             torch.nn.init.normal_(weight, std=0.3)
+    if name == "paddleocr_vl":  # as in vLLM and in transformers 5.24; version 5.19 aligns the corners
+        model.model.visual.vision_model.embeddings.interpolation_align_corners = False
     model.config.architectures = [type(model).__name__]
     model.generation_config.eos_token_id = None
     model.save_pretrained(place)
@@ -451,6 +505,9 @@ def by_hand(model: Any, processor: Any, asked: Sequence[Prompt], select: str) ->
     """
     base, selector, found = model.model, vitrim.parse_selector(select), []
     for text, images in asked:
+        if not images:
+            found += by_transformers(model, processor, [(text, images)], None)
+            continue
         given = processor(text=text, images=images, return_tensors="pt")
         ids, tables = given["input_ids"], given["image_grid_thw"]
         grids = [(frames, rows // 2, columns // 2) for frames, rows, columns in tables.tolist()]

@@ -68,6 +68,8 @@ def glm4v(name: str = "Glm4v") -> nn.Module:
     config = transformers.Glm4vConfig(vision_config=vision, text_config={**text, "rope_parameters": ROPE}, **ids)
     if name == "Glm46V":
         config = transformers.Glm46VConfig(vision_config=config.vision_config, text_config=config.text_config, **ids)
+    if name == "GlmOcr":
+        config = transformers.GlmOcrConfig(vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE}, **ids)
     return getattr(transformers, f"{name}ForConditionalGeneration")(config)  # type: ignore[no-any-return]
 
 
@@ -459,6 +461,7 @@ OTHERS: dict[str, VLM] = {
     "llama4": VLM(seeded(llama4), 9),
     "glm4v": VLM(seeded(glm4v), 9, images=packed, types="mm_token_type_ids"),
     "glm46v": VLM(seeded(lambda: glm4v("Glm46V")), 9, images=packed, types="mm_token_type_ids"),
+    "glm_ocr": VLM(seeded(lambda: glm4v("GlmOcr")), 9, images=packed, types="mm_token_type_ids"),
     "minicpmv4_6": VLM(seeded(minicpmv4_6), 4, images=striped),
     "molmo2": VLM(seeded(molmo2), 9, images=gathered),
     "kimi_k25": VLM(seeded(kimi_k25), 9, images=patches),
@@ -478,6 +481,6 @@ OTHERS: dict[str, VLM] = {
     "cohere2_vision": VLM(seeded(cohere2_vision), 9),
 }
 SMALLER = dict.fromkeys(
-    ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "glm46v", "paddleocr_vl", "mistral3", "kimi_k25"), 6
+    ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "glm46v", "glm_ocr", "paddleocr_vl", "mistral3", "kimi_k25"), 6
 )
 """Image tokens of every second image, where it is smaller."""

@@ -78,7 +78,7 @@ def test_a_fixed_tower_reads_smaller_images(name: str, tokens: int, rows: int, c
     assert torch.equal(logits(model, given), dense)
 
 
-@pytest.mark.parametrize("name", [*QWEN, "qwen3_vl_moe", "qwen3_5", "glm4v", "glm46v"])
+@pytest.mark.parametrize("name", [*QWEN, "qwen3_vl_moe", "qwen3_5", "glm4v", "glm46v", "glm_ocr"])
 def test_a_tower_of_any_size_reads_smaller_images(name: str) -> None:
     """Positions of the smaller images, on three axes, also for what follows: the library's own on the same prompt."""
     model = ALL[name].create()

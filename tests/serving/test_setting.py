@@ -151,7 +151,8 @@ def test_what_makes_new_tokens_is_refused_where_tokens_keep_their_places() -> No
             check_fits(vitrim.parse_selector("prumerge"), family)
 
 
-CELLS, SIZES = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5", "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, GLM-4.1V, GLM-4.6V"
+CELLS = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5"
+SIZES = f"{CELLS}, GLM-4.1V, GLM-4.6V-Flash, GLM-OCR"
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
@@ -194,7 +195,7 @@ def test_the_page_says_what_works_in_every_family() -> None:
         kinds = kinds_of(family)
         assert not (family.images_only and "video" in kinds)
         videos = "refused" if family.images_only else ("whole" if "video" in kinds else "")
-        changed = ["yes" if able else "" for able in (family.cells, family.axes)]
+        changed = ["yes" if able else "" for able in (family.cells, family.packed)]
         row = (videos, *changed, "yes", "kept" if family.axes else "closed up")
         expected |= dict.fromkeys(family.name.split(", "), row)
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")

@@ -40,7 +40,9 @@ def same(got: list[served.Answer], expected: list[served.Answer], tolerance: flo
 def answers(name: str, place: Path, model: Any, select: str | None) -> list[served.Answer]:
     from transformers import AutoProcessor
 
-    return served.by_transformers(model, AutoProcessor.from_pretrained(place), served.prompts(name), select)
+    by_hand = served.FAMILIES[name].by_hand and select is not None
+    answered = served.by_hand if by_hand else served.by_transformers
+    return answered(model, AutoProcessor.from_pretrained(place), served.prompts(name), select)
 
 
 @pytest.mark.parametrize("name", served.FAMILIES)
@@ -82,17 +84,42 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_slices_may_have_four_times_as_many_tokens(tmp_path: Path) -> None:
+    """MiniCPM-V's other mode, in which patches of the tower are joined once."""
+    from transformers import AutoProcessor
+
+    name = "minicpmv4_6"
+    model, processor = served.folder(name, tmp_path), AutoProcessor.from_pretrained(tmp_path)
+    model.config.downsample_mode = processor.image_processor.downsample_mode = "4x"
+    processor.save_pretrained(tmp_path)
+    expected = answers(name, tmp_path, model, SELECT)
+    with served.engine(tmp_path, SELECT, max_num_batched_tokens=48, **served.FAMILIES[name].options) as (llm, steps):
+        same(served.by_vllm(llm, served.prompts(name)), expected)
+        assert steps.cut
+
+
+BARE = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|image_pad|>"),
+    **dict.fromkeys(("glm4v", "glm_ocr"), "<|image|>"),
+    "paddleocr_vl": "<|IMAGE_PLACEHOLDER|>",
+    "minicpmv4_6": "<|image_pad|>",
+}
+"""An image of a prompt without the tokens around it."""
+EMBEDDED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Families for which vLLM takes embeddings of images."""
+
+
+@pytest.mark.parametrize("name", BARE)
 def test_images_at_the_end_or_side_by_side(name: str, tmp_path: Path) -> None:
     """Also in a server that takes embeddings, as vLLM makes those that only answer.
 
-    Transformers refuses images that touch, and a forward by hand knows no features for further layers.
+    Transformers refuses images that touch if positions have three axes, and a forward by hand knows no features for
+    further layers.
     """
     from transformers import AutoProcessor
 
-    model = served.folder(name, tmp_path)
+    model, image, options = served.folder(name, tmp_path), BARE[name], dict(served.FAMILIES[name].options)
     pictures = [served.photograph(number, *size) for number, size in enumerate(served.WIDE)]
-    image = "<|image_pad|>"
     texts = {
         f"w5 w6 {image}": pictures[1:2],
         f"w5 {image} w6 {image}": pictures[1:3],
@@ -102,22 +129,22 @@ def test_images_at_the_end_or_side_by_side(name: str, tmp_path: Path) -> None:
     prompts, processor = [*texts.items()], AutoProcessor.from_pretrained(tmp_path)
     if name == "qwen3_vl":
         prompts = prompts[:2]
-        expected = served.by_transformers(model, processor, prompts, SELECT)
-    else:
-        expected = served.by_hand(model, processor, prompts, SELECT)
-    given = processor.image_processor(pictures[3:], return_tensors="pt")
-    with torch.no_grad():
-        output = model.model.get_image_features(**given)
-    layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
-    features = torch.cat([torch.cat([*layer]) for layer in layers], dim=1)
-    with served.engine(tmp_path, SELECT, enable_mm_embeds=True) as (llm, steps):
+    by_hand = name not in ("qwen3_vl", "minicpmv4_6")
+    expected = (served.by_hand if by_hand else served.by_transformers)(model, processor, prompts, SELECT)
+    with served.engine(tmp_path, SELECT, enable_mm_embeds=name in EMBEDDED, **options) as (llm, steps):
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cut
         same(served.by_vllm(llm, prompts), expected)
-        assert steps.cached
-        by_pixels = served.by_vllm(llm, [(f"w5 {image} w6", pictures[3:])])
-        embeddings = {"image_embeds": features, "image_grid_thw": given["image_grid_thw"]}
-        same(served.by_vllm(llm, [(f"w5 {image} w6", {"image": embeddings})]), by_pixels)
+        assert steps.cached or not options.get("enable_prefix_caching", True)
+        if name in EMBEDDED:
+            given = processor.image_processor(pictures[3:], return_tensors="pt")
+            with torch.no_grad():
+                output = model.model.get_image_features(**given)
+            layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
+            features = torch.cat([torch.cat([*layer]) for layer in layers], dim=1)
+            by_pixels = served.by_vllm(llm, [(f"w5 {image} w6", pictures[3:])])
+            embeddings = {"image_embeds": features, "image_grid_thw": given["image_grid_thw"]}
+            same(served.by_vllm(llm, [(f"w5 {image} w6", {"image": embeddings})]), by_pixels)
 
 
 def test_settings_share_no_caches(llava: tuple[Path, Any]) -> None:

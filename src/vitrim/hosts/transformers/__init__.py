@@ -91,6 +91,7 @@ SELECTED: dict[str, str] = {"transformers": "vlms_selected:AnyVLM"} | of_modules
         "glm4v": "vlms_selected:Glm4V Glm4vModel Glm4vForConditionalGeneration",
         "glm4v_moe": "vlms_selected:Glm4V Glm4vMoeModel Glm4vMoeForConditionalGeneration",
         "glm46v": "vlms_selected:Glm4V Glm46VModel Glm46VForConditionalGeneration",
+        "glm_ocr": "vlms_selected:Glm4V GlmOcrModel GlmOcrForConditionalGeneration",
         "blip_2": "vlms_selected:Blip2 Blip2ForConditionalGeneration",
         "instructblip": "vlms_selected:Blip2 InstructBlipForConditionalGeneration",
         "mllama": "vlms_selected:Mllama MllamaModel MllamaForConditionalGeneration",

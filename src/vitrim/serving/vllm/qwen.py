@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from vllm.model_executor.models import glm4_1v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_vl
+from vllm.model_executor.models import glm4_1v, glm_ocr, paddleocr_vl, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_vl
 from vllm.model_executor.models.interfaces import supports_multimodal_pruning
 from vllm.platforms import current_platform
 
@@ -233,5 +233,19 @@ class ServedQwen35(Axes, qwen3_5.Qwen3_5ForConditionalGeneration):
 @selecting
 class ServedGlm4v(Axes, glm4_1v.Glm4vForConditionalGeneration):
     """GLM-4.1V, and the small model of GLM-4.6V."""
+
+    kinds = ("image",)
+
+
+@selecting
+class ServedGlmOcr(Axes, glm_ocr.GlmOcrForConditionalGeneration):
+    """GLM-OCR."""
+
+    kinds = ("image",)
+
+
+@selecting
+class ServedPaddleOCRVL(Axes, paddleocr_vl.PaddleOCRVLForConditionalGeneration):
+    """PaddleOCR-VL."""
 
     kinds = ("image",)

@@ -39,7 +39,8 @@ class ServedFamily(NamedTuple):
     Attributes:
         target: module and class in this folder.
         images_only: the model accepts videos; they are not selected, so they are refused.
-        axes: positions have three axes, and tokens keep theirs; the tower reads packed patches of images of any size.
+        axes: positions have three axes, and tokens keep theirs.
+        packed: the tower reads packed patches of images of any size, cell by cell.
         cells: the tower can be told of the patches that it gets alone.
     """
 
@@ -47,6 +48,7 @@ class ServedFamily(NamedTuple):
     target: str
     images_only: bool = False
     axes: bool = False
+    packed: bool = False
     cells: bool = False
 
 
@@ -54,18 +56,29 @@ FAMILIES = {
     "LlavaForConditionalGeneration": ServedFamily("LLaVA-1.5", "llava:ServedLlava"),
     "LlavaNextForConditionalGeneration": ServedFamily("LLaVA-NeXT", "llava:ServedLlavaNext"),
     "LlavaOnevisionForConditionalGeneration": ServedFamily("LLaVA-OneVision", "llava:ServedLlavaOneVision"),
-    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", axes=True, cells=True),
-    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", axes=True, cells=True),
-    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", axes=True, cells=True),
+    "Qwen2VLForConditionalGeneration": ServedFamily(
+        "Qwen2-VL", "qwen:ServedQwen2VL", axes=True, packed=True, cells=True
+    ),
+    "Qwen2_5_VLForConditionalGeneration": ServedFamily(
+        "Qwen2.5-VL", "qwen:ServedQwen25VL", axes=True, packed=True, cells=True
+    ),
+    "Qwen3VLForConditionalGeneration": ServedFamily(
+        "Qwen3-VL", "qwen:ServedQwen3VL", axes=True, packed=True, cells=True
+    ),
     "Qwen3_5ForConditionalGeneration": ServedFamily(
-        "Qwen3.5", "qwen:ServedQwen35", images_only=True, axes=True, cells=True
+        "Qwen3.5", "qwen:ServedQwen35", images_only=True, axes=True, packed=True, cells=True
     ),
     "Glm4vForConditionalGeneration": ServedFamily(
-        "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", images_only=True, axes=True
+        "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", images_only=True, axes=True, packed=True
     ),
+    "GlmOcrForConditionalGeneration": ServedFamily(
+        "GLM-OCR", "qwen:ServedGlmOcr", images_only=True, axes=True, packed=True
+    ),
+    "PaddleOCRVLForConditionalGeneration": ServedFamily("PaddleOCR-VL", "qwen:ServedPaddleOCRVL", axes=True),
     "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", images_only=True),
     "Gemma3ForConditionalGeneration": ServedFamily("Gemma 3", "tiles:ServedGemma3"),
     "Gemma4ForConditionalGeneration": ServedFamily("Gemma 4", "llava:ServedGemma4", images_only=True),
+    "MiniCPMV4_6ForConditionalGeneration": ServedFamily("MiniCPM-V 4.6", "tiles:ServedMiniCPMV", images_only=True),
     "SmolVLMForConditionalGeneration": ServedFamily("SmolVLM", "tiles:ServedSmolVLM"),
     "Idefics3ForConditionalGeneration": ServedFamily("Idefics 3", "tiles:ServedIdefics3"),
 }
@@ -183,7 +196,7 @@ def check_fits(selector: Selector, family: ServedFamily) -> None:
             drops and not family.cells
         ),
         f"images of {family.name} keep the size that its processor gives them; they are made smaller in "
-        f"{_names('axes')}": changes and not family.axes,
+        f"{_names('packed')}": changes and not family.packed,
         f"positions of {family.name} have three axes, so tokens keep theirs: leave positions out": (
             family.axes and selector.positions == "closed"
         ),
