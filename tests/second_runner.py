@@ -26,4 +26,4 @@ class Driver:
         return SimpleNamespace(backend="cpu")
 
 
-backends["cpu"] = SimpleNamespace(driver=Driver)  # type: ignore[assignment]
+backends["cpu"] = SimpleNamespace(driver=Driver)

@@ -255,6 +255,17 @@ def glm_ocr() -> tuple[Any, Any]:
     ), processor
 
 
+def glm4v_moe() -> tuple[Any, Any]:
+    """GLM-4.6V: experts in the language model."""
+    dense, processor = glm4v()
+    ids = {name: value for name, value in dense.to_dict().items() if name.endswith("token_id")}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    text = {**dense.text_config.to_dict(), **experts, "head_dim": 32, "use_qk_norm": False}
+    del text["model_type"]
+    vision = dense.vision_config.to_dict()
+    return transformers.Glm4vMoeConfig(vision_config=vision, text_config=text, **ids), processor
+
+
 def paddleocr_vl() -> tuple[Any, Any]:
     vision = {**VISION, "spatial_merge_size": 2}
     config = transformers.PaddleOCRVLConfig(
@@ -398,6 +409,7 @@ FAMILIES = {
     # its prefix cache asks for a linear layer
     "qwen3_5": Served(qwen3_5, **QWEN, sizes=WIDE, options={"enable_prefix_caching": False}),
     "glm4v": Served(glm4v, **GLM, sizes=WIDE),
+    "glm4v_moe": Served(glm4v_moe, **GLM, sizes=WIDE),
     "glm_ocr": Served(glm_ocr, **GLM, sizes=WIDE),
     "paddleocr_vl": Served(paddleocr_vl, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", sizes=WIDE, by_hand=True),
     "minicpmv4_6": Served(

@@ -152,7 +152,7 @@ def test_what_makes_new_tokens_is_refused_where_tokens_keep_their_places() -> No
 
 
 CELLS = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5"
-SIZES = f"{CELLS}, GLM-4.1V, GLM-4.6V-Flash, GLM-OCR"
+SIZES = f"{CELLS}, GLM-4.1V, GLM-4.6V-Flash, GLM-4.5V, GLM-4.6V, GLM-OCR"
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

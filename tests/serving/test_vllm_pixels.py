@@ -31,6 +31,7 @@ CASES = {
     "qwen3_vl": ["pixelprune", "resize:tokens=6", "none", "random:keep=0.5"],
     "qwen3_5": ["pixelprune", "resize:tokens=6", "none"],
     "glm4v": ["resize:tokens=6", "none"],
+    "glm4v_moe": ["resize:tokens=6", "none"],
     "glm_ocr": ["resize:tokens=6", "none"],
 }
 """What requests ask for, first the server's own. Equal cells are ties for selectors that compare features."""

@@ -238,6 +238,13 @@ class ServedGlm4v(Axes, glm4_1v.Glm4vForConditionalGeneration):
 
 
 @selecting
+class ServedGlm4vMoe(Axes, glm4_1v.Glm4vMoeForConditionalGeneration):
+    """GLM-4.5V and GLM-4.6V."""
+
+    kinds = ("image",)
+
+
+@selecting
 class ServedGlmOcr(Axes, glm_ocr.GlmOcrForConditionalGeneration):
     """GLM-OCR."""
 

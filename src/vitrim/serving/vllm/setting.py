@@ -71,6 +71,9 @@ FAMILIES = {
     "Glm4vForConditionalGeneration": ServedFamily(
         "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", images_only=True, axes=True, packed=True
     ),
+    "Glm4vMoeForConditionalGeneration": ServedFamily(
+        "GLM-4.5V, GLM-4.6V", "qwen:ServedGlm4vMoe", images_only=True, axes=True, packed=True
+    ),
     "GlmOcrForConditionalGeneration": ServedFamily(
         "GLM-OCR", "qwen:ServedGlmOcr", images_only=True, axes=True, packed=True
     ),
