@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import itertools
 import json
+import math
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vitrim.core.reduce import reduce_
-from vitrim.core.registry import parse_method, selectors
+from vitrim.core.registry import parse_method, parse_selector, selectors
 from vitrim.engines.copies import dense_copies, reduced_copy
 from vitrim.engines.macs import count_macs
 from vitrim.errors import VitrimError
@@ -33,6 +37,7 @@ try:
     import overhead
     import plain_loops
     import upstream
+    import vlm_prefill
     import widths
     from script import from_shell
 finally:
@@ -376,3 +381,82 @@ def test_methods_are_set_to_a_cut_and_scored(tmp_path: Path) -> None:
     accuracy.main(["cuts", "vitrim:cifar10_vit", *given])
     dense, topk = json.loads(record.read_text())["cuts"]["0.3"]["rows"]
     assert sum(topk["gmacs"].values()) / sum(dense["gmacs"].values()) == pytest.approx(0.7, abs=accuracy.REACHED)
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("vllm_serving")
+
+
+def small_shapes(script: Any) -> dict[str, Any]:
+    """LLaVA and Qwen3-VL of 16 image tokens."""
+    vision = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
+    text = script.language(64, 128, 2, 2, 2)
+    llava = script.Shape({**vision, "image_size": 32, "patch_size": 8}, text, 32, (script.POOL, script.DIVPRUNE))
+    return {"llava": llava, "qwen": script.SHAPES["tiny"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llava", "qwen"])
+def test_prompts_to_servers_have_as_many_tokens_as_was_promised(name: str, serving: Any, tmp_path: Path) -> None:
+    """By the processor of the written folder, and by a model that transformers makes of it."""
+    from transformers import AutoConfig, AutoProcessor
+
+    shape = small_shapes(serving)[name]
+    serving.write(shape, tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).architectures == serving.configuration(shape).architectures
+    place = "<|vision_start|><|image_pad|><|vision_end|>" if shape.packed else "<image>"
+    text = f"{place} {serving.question(shape, 1)}"
+    given = AutoProcessor.from_pretrained(tmp_path)(text=text, images=serving.drawn(shape, 1, 0), return_tensors="pt")
+    assert given["input_ids"].shape == (1, 16 + serving.TEXT_TOKENS)
+    assert not (given["input_ids"] == 3).any()  # no word is unknown
+    promises = serving.promised(shape, shape.select[1:])
+    assert promises[serving.DENSE] == (16, 1.0)
+    assert promises[serving.DIVPRUNE][0] == 4
+    assert all(promise > 1 for count, promise in promises.values() if count < 16)
+
+
+def test_pages_differ_and_keep_as_many_cells(serving: Any) -> None:
+    shape = serving.SHAPES["qwen"]
+    pages = [np.array(one) for one in serving.drawn(shape, 3, 5)]
+    assert all((one != other).any() for one, other in itertools.pairwise(pages))
+    prune: Any = parse_selector("pixelprune")
+    masks = [prune.kept_cells(vlm_prefill.in_cells(torch.tensor(one).permute(2, 0, 1), 32)) for one in pages]
+    assert all(torch.equal(masks[0], mask) for mask in masks)
+    assert 0.3 < masks[0].float().mean() < 0.9
+
+
+def test_rows_of_servers_compare_with_dense_of_the_same_round(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server twice as fast as dense, on a machine whose speed changes; arrivals follow what dense answers."""
+    rates: list[tuple[float, int | None]] = []
+
+    def bench(address: str, asked: list[str | None], rate: float, flight: int | None, seed: int) -> dict[str, Any]:
+        (select,) = set(asked)
+        assert address == ("plain" if select is None else "choosing")
+        rates.append((rate, flight))
+        count = 16 if select is None else 4
+        throughput = (1 if select is None else 2) * (1 + seed % 3)
+        waits = [0.1 * (place + 1) for place in range(len(asked))]
+        return {"request_throughput": throughput, "ttfts": waits, "input_lens": [count + 32] * len(asked)}
+
+    def coming(shape: Any, number: int, seed: int, settings: list[str | None], answer: int, repeated: float) -> Any:
+        return settings * number
+
+    monkeypatch.setattr(serving, "bench", bench)
+    monkeypatch.setattr(serving, "coming", coming)
+    monkeypatch.setattr(
+        serving, "serving", lambda place, dense, options: nullcontext(["plain" if dense else "choosing"])
+    )
+    monkeypatch.setattr(serving, "promised", lambda *_: {"dense": (16, 1.0), "pool": (4, 2.5)})
+    options = argparse.Namespace(flight=[1, 2], rounds=3, batched=64, answer=1)
+    rows = serving.load(small_shapes(serving)["llava"], Path(), ["pool"], options)
+    assert [(row["caches"], row["in flight"]) for row in rows] == [
+        (cache, flight) for cache in ("off", "on") for flight in (1, 1, 2, 2, "0.8 of dense", "0.8 of dense")
+    ]
+    assert [row["faster"] for row in rows[:4]] == ["1.00 [1.00, 1.00]", "2.00 [2.00, 2.00]"] * 2
+    assert [row["kept"] for row in rows] == ["1.00", "0.80"] * 2 + [""] * 8
+    assert rows[3]["first token, ms: p50"] == "650"  # of twelve in every round
+    assert math.isinf(rates[0][0])
+    assert all(rate in {8 * own for own in (1, 2, 3)} for rate, flight in rates[2:18] if flight)
+    assert all(rate in {0.8 * own for own in (1, 2, 3)} for rate, flight in rates[2:18] if flight is None)

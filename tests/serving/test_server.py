@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,9 @@ def right(client: Any, number: int, expected: list[list[int]], select: str | Non
 
 
 def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list[int]]) -> None:
-    """Many requests at once, of prompts that share images; then a worker is killed.
+    """Many requests at once, of prompts that share images; then a worker is killed amid others.
 
-    The server ends by itself: until then, requests are answered right or with an error.
+    The server ends by itself: until then, requests are answered right or with an error, and soon.
     """
     import openai
 
@@ -150,9 +150,14 @@ def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list
         assert all(pool.map(attempt, range(REQUESTS)))
         under = psutil.Process(server.pid).children(recursive=True)
         (worker,) = [process for process in under if process.name().startswith("VLLM::Worker")]
-        late = [pool.submit(attempt, number) for number in range(AT_ONCE)]
+        late = [pool.submit(attempt, number) for number in range(4 * AT_ONCE)]
+        wait(late, return_when=FIRST_COMPLETED)  # the server is at work on the next ones
         worker.kill()
-        assert not all(answered.result() for answered in late)
+        done, hanging = wait(late, timeout=100)
+        assert not hanging
+        found = [answered.result() for answered in done]
+        assert any(found)
+        assert not all(found)
         server.wait(timeout=100)  # with code 0, in vLLM 0.32
         assert not psutil.wait_procs(under, timeout=30)[1]
 
