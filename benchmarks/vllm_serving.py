@@ -374,7 +374,7 @@ def serving(place: Path, dense: bool, options: Mapping[str, Any]) -> Iterator[tu
     more = ["--served-model-name", "one", "--chat-template", str(place / "template.jinja"), "--port", str(port)]
     address, log = f"http://127.0.0.1:{port}", place / f"{port}.log"
     with log.open("w") as out:
-        run = subprocess.Popen([*start, *more], stdout=out, stderr=out, start_new_session=True)
+        run = subprocess.Popen([*start, *more], stdout=out, stderr=out, process_group=0)
         try:
             while True:
                 with suppress(OSError):
@@ -533,7 +533,10 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=2000, help="of requests whose memory is watched")
     parser.add_argument("--out", help="a JSON file of all rows")
     options = parser.parse_args()
+    if options.number < 400:
+        parser.error("--number is at least 400, of which 200 warm up")
     os.environ.update(ENVIRONMENT)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers end, too
     run, model = RUNS[options.part]
     shape = SHAPES[options.model or model]
     with tempfile.TemporaryDirectory() as place:
