@@ -16,7 +16,7 @@ CASES = (
     "test_vllm.py::test_answers_are_those_of_transformers[llava]",
     "test_vllm.py::test_images_at_the_end_or_side_by_side[qwen2_vl]",
 )
-"""Positions that close up, and that come with embeddings. The interpreter is slow: `make test-vllm` takes these alone."""
+"""Positions that close up, and that come with embeddings; no more, as the interpreter is slow."""
 
 
 @pytest.mark.timeout(950)
