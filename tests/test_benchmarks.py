@@ -413,7 +413,8 @@ def test_prompts_to_servers_have_as_many_tokens_as_was_promised(name: str, servi
     assert not (given["input_ids"] == 3).any()  # no word is unknown
     promises = serving.promised(shape, shape.select[1:])
     assert promises[serving.DENSE] == (16, 1.0)
-    assert promises[serving.DIVPRUNE][0] == 4
+    known = {select: found for select, (found, _) in promises.items() if select not in (serving.DENSE, "pixelprune")}
+    assert known == {select: parse_selector(select).count((4, 4)) for select in known}
     assert all(promise > 1 for count, promise in promises.values() if count < 16)
 
 
@@ -457,6 +458,7 @@ def test_rows_of_servers_compare_with_dense_of_the_same_round(serving: Any, monk
     assert [row["faster"] for row in rows[:4]] == ["1.00 [1.00, 1.00]", "2.00 [2.00, 2.00]"] * 2
     assert [row["kept"] for row in rows] == ["1.00", "0.80"] * 2 + [""] * 8
     assert rows[3]["first token, ms: p50"] == "650"  # of twelve in every round
+    assert rows[3]["requests"] == 3 * 12
     assert math.isinf(rates[0][0])
     assert all(rate in {8 * own for own in (1, 2, 3)} for rate, flight in rates[2:18] if flight)
     assert all(rate in {0.8 * own for own in (1, 2, 3)} for rate, flight in rates[2:18] if flight is None)
