@@ -6,6 +6,7 @@ is tested with its defaults without being named here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -151,10 +152,14 @@ def covering(number: int, hosts: Iterable[str] = PLAIN) -> list[tuple[str, vitri
     each method moves on to another host. Ten tests so have most pairs of a method and a host, where every test on all
     pairs would take as long as the rest of the suite.
     """
-    rows = []
+    rows: list[tuple[str, vitrim.MethodConfig]] = []
+    used = Counter[str]()
     for place, config in enumerate(first_settings(configs())):
         choice = [host for host in hosts if host not in AVERAGING or _suits_averages(config, host)]
-        rows.append((choice[(place + 3 * number) % len(choice)], config))
+        first = (place + 3 * number) % len(choice)
+        host = min(choice[first:] + choice[:first], key=used.__getitem__)  # of those with the fewest methods, the first
+        used[host] += 1
+        rows.append((host, config))
     return rows
 
 
