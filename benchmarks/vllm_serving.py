@@ -417,7 +417,7 @@ def content(image: Image.Image) -> dict[str, Any]:
 
 
 def bench(address: str, requests: Sequence[Any], rate: float, at_once: int | None, seed: int) -> dict[str, Any]:
-    """What vLLM's `bench serve` reports of requests that arrive as a Poisson process, all of them answered."""
+    """The report of vLLM's `bench serve` on requests that arrive as a Poisson process, all of them answered."""
     from vllm.benchmarks.serve import TaskType, benchmark
 
     np.random.seed(seed)  # of the arrivals
@@ -517,7 +517,7 @@ def memory(shape: Shape, place: Path, selectors: Sequence[str], options: argpars
 
 
 RUNS = {"engines": (engines, "llava"), "load": (load, "small"), "memory": (memory, "tiny")}
-"""What makes the rows of each part, and of which model if none is named."""
+"""The function that makes the rows of each part, and its model if none is named."""
 
 
 def main() -> None:

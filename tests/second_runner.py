@@ -15,7 +15,7 @@ from triton.backends import backends
 
 
 class Driver:
-    """What vLLM asks of a driver."""
+    """The answers of a driver that vLLM asks for."""
 
     @staticmethod
     def is_active() -> bool:

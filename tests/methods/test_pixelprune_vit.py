@@ -13,8 +13,10 @@ from torch import Tensor, nn
 import tiny
 import vitrim
 from tiny_vlms import VLMS
+from vitrim.core.host import GridHook
+from vitrim.core.method import Needs
 from vitrim.core.registry import host_of
-from vitrim.core.tokens import PatchPixels
+from vitrim.core.tokens import PatchPixels, Trace
 
 SIDE, ROWS, COLUMNS = 4, 5, 6
 PAGE = "1 1 1 1 1 1 1 1 1 1 1 1 1 1 5 5 5 1 1 1 5 5 5 1 1 1 1 1 1 1"
@@ -76,7 +78,7 @@ def test_the_images_are_not_held_behind_the_first_block() -> None:
     reduction = vitrim.reduce_(vit, "pixelprune")
     vit(page())
     assert reduction.state.pixels is None
-    assert vitrim.reduce_(vit, "pixelprune")._trace.call.pixels is None
+    assert reduction._trace.call.pixels is None
 
 
 MAKERS = [name for name in tiny.PLAIN if host_of(tiny.HOSTS[name]()).patch_maker(tiny.HOSTS[name]()) is not None]
@@ -85,24 +87,22 @@ MAKERS = [name for name in tiny.PLAIN if host_of(tiny.HOSTS[name]()).patch_maker
 @pytest.mark.parametrize("name", MAKERS)
 def test_pixels_are_those_of_the_patches_in_the_order_of_tokens(name: str) -> None:
     """As torch cuts images; None of what takes no images."""
-    found = tiny.HOSTS[name]()
-    host, seen = host_of(found), []
-    trunk, maker = host.trunk_host(found), host.patch_maker(found)
-    assert maker is not None
-    maker.register_forward_hook(
-        lambda own, args, output: seen.append((trunk.pixels_of(own, args, output), args, output))
-    )
+    found, trace, given = tiny.HOSTS[name](), Trace(), list[Tensor]()
+    host = host_of(found)
+    maker: Any = host.patch_maker(found)
+    hook = GridHook(host.trunk_host(found), trace, Needs(grid=True, pixels=True), (SIDE, SIDE))
+    maker.register_forward_hook(hook)
+    maker.register_forward_pre_hook(lambda _, args: given.append(args[0]))
     with torch.no_grad():
         tiny.run(found, tiny.images())
-    pixels, args, output = seen[0]
-    grid = trunk.grid_of(maker, args, output)
-    if grid is None or args[0].dim() != 4:
+    pixels = trace.call.pixels
+    if given[0].dim() != 4 or trace.call.grid is None:
         assert pixels is None
         return
-    side = args[0].shape[2] // grid[0]
-    expected = F.unfold(args[0], side, stride=side).mT
-    assert torch.equal(pixels.flatten(1, 2).flatten(2), expected)
-    assert pixels.data_ptr() == args[0].data_ptr()  # not a copy
+    assert pixels is not None
+    expected = F.unfold(given[0], SIDE, stride=SIDE).mT
+    assert torch.equal(pixels.values.flatten(1, 2).flatten(2), expected)
+    assert pixels.values.data_ptr() == given[0].data_ptr()  # not a copy
 
 
 def off(share: float) -> Tensor:
@@ -142,8 +142,19 @@ def test_every_size_and_shape_of_image_has_its_own_grid() -> None:
     vit(page()[..., :12])
     assert reduction.states[0].grid == (5, 3)
     assert reduction.state.position[0].tolist() == [0, 1, 9, 15]  # of 1 1 1, 1 1 1, 1 1 5, 1 1 5, 1 1 1
-    with pytest.raises(vitrim.VitrimError, match=r"needs the pixels of the 20 patches, .* in whole patches"):
-        vit(page()[..., :13])
+    for rows, columns, patches in ((20, 13, 20), (9, 24, 18), (20, 9, 15)):  # padded; 9 are three times three, too
+        with pytest.raises(vitrim.VitrimError, match=rf"the pixels of the {patches} patches, .* in whole patches"):
+            vit(page()[..., :rows, :columns])
+
+
+@torch.no_grad()
+def test_images_that_are_cropped_are_refused() -> None:
+    """Also if their sides are whole numbers of rows and columns of another size: 15 is three times five."""
+    found: Any = tiny.HOSTS["hf_vit"]()
+    vitrim.reduce_(found, "pixelprune")
+    for side in (25, 15):
+        with pytest.raises(vitrim.VitrimError, match="in whole patches"):
+            found(torch.zeros(1, 3, side, side), interpolate_pos_encoding=True)
 
 
 def test_forwards_that_do_not_show_their_pixels_are_refused() -> None:

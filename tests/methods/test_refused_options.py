@@ -57,6 +57,7 @@ OPTIONS = [
     ("pitome:protect=never", "'late', 'early' or 'always'"),
     ("pixelprune:std=0.5", "std goes with tau above 0"),
     ("pixelprune:tau=0.1,std=0", "above 0"),
+    ("pixelprune:tau=0.1,std=[]", "std="),
     ("pixelprune:tau=1.5", "at most 1"),
     ("pixelprune:align=8", "this method has none to round"),
     ("ppt:spread=2.0,threshold=0.0001", "give either threshold or spread"),

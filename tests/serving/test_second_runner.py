@@ -31,3 +31,4 @@ def test_the_second_runner_passes_tests_of_the_first() -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout[-5000:]
+    assert f"{len(CASES)} passed" in run.stdout

@@ -80,22 +80,6 @@ class Host:
         return None if grid is None else grid[0] * grid[1]
 
     @classmethod
-    def pixels_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        """(B, rows, columns, C, h, w) pixels of the patches, from a call of the `patch_maker`, as a view of its input;
-        None if it does not show them.
-
-        By default, the first input is images (B, C, H, W) in whole patches.
-        """
-        grid, images = cls.grid_of(maker, args, output), args[0] if args else None
-        if grid is None or not isinstance(images, Tensor) or images.dim() != 4:
-            return None
-        rows, columns = grid
-        if images.shape[2] % rows or images.shape[3] % columns:
-            return None
-        cut: Tensor = images.unflatten(3, (columns, -1)).unflatten(2, (rows, -1))  # (B, C, rows, h, columns, w)
-        return cut.permute(0, 2, 4, 1, 3, 5)
-
-    @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:
         """True if ``model`` has no head and returns its tokens, such as the tower of another model."""
         return False
@@ -221,12 +205,15 @@ def take_off(module: nn.Module) -> None:
 @dataclass(eq=False, repr=False)
 class GridHook(Installed):
     """Passes the number of patches, and the grid and pixels that a method ``needs``, to block 0 after every call of the
-    patch maker. ``std``: see `PatchPixels`.
+    patch maker.
+
+    ``patch`` is the height and width of a patch in pixels; ``std``: see `PatchPixels`.
     """
 
     host: type[Host]
     trace: Trace
     needs: Needs
+    patch: tuple[int, int] = (0, 0)
     std: tuple[float, ...] | None = None
 
     def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -235,8 +222,21 @@ class GridHook(Installed):
         if self.needs.grid:
             call.grid = self.host.grid_of(maker, args, output)
         if self.needs.pixels:
-            values = self.host.pixels_of(maker, args, output)
+            values = pixels_of(args, call.grid, self.patch)
             call.pixels = None if values is None else PatchPixels(values, self.std)
+
+
+def pixels_of(args: tuple[Any, ...], grid: tuple[int, int] | None, patch: tuple[int, int]) -> Tensor | None:
+    """(B, rows, columns, C, h, w) pixels of patches, a view of the images (B, C, H, W) that a patch maker got first.
+
+    None if it got none, or if they are no whole ``grid`` of a ``patch``: what pads or crops shows other pixels.
+    """
+    if grid is None or not args or not isinstance(args[0], Tensor) or args[0].dim() != 4:
+        return None
+    if any(side != number * pixels for side, number, pixels in zip(args[0].shape[2:], grid, patch, strict=True)):
+        return None
+    cut: Tensor = args[0].unflatten(3, (-1, patch[1])).unflatten(2, (-1, patch[0]))  # (B, C, rows, h, columns, w)
+    return cut.permute(0, 2, 4, 1, 3, 5)
 
 
 @dataclass(eq=False, repr=False)

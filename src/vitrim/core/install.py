@@ -84,8 +84,10 @@ def install_hooks(model: nn.Module, config: MethodConfig, trace: Trace, last: Re
     host.install(model, trace)
     maker = host.patch_maker(model)
     if maker is not None:
+        facts = host.facts(model)
+        height, width = (size // number for size, number in zip(facts.input_size[1:], facts.grid_size, strict=True))
         std = pixel_std(config, host, model)
-        maker.register_forward_hook(GridHook(host.trunk_host(model), trace, config.needs(), std))
+        maker.register_forward_hook(GridHook(host.trunk_host(model), trace, config.needs(), (height, width), std))
     if config.kind in ("prune", "mixed"):
         for norm in norms_behind(model, host.blocks(model)[-1]):
             norm.register_forward_hook(ZeroHook(trace, always=last.restore == "zeros"))

@@ -38,7 +38,7 @@ class PixelPruneViT(RepeatOptions, MethodConfig):
     traits = Traits(single_images=True, aligns=False)
     tunable = Tunable("tau", 0.0, 0.5, digits=3)
 
-    std: Deviation | tuple[Deviation, ...] | None = Field(
+    std: Deviation | Annotated[tuple[Deviation, ...], Field(min_length=1)] | None = Field(
         None, description="what pixels in [0, 1] were divided by, of all channels or each; default: as the model says"
     )
 
