@@ -157,6 +157,13 @@ def test_images_that_are_cropped_are_refused() -> None:
             found(torch.zeros(1, 3, side, side), interpolate_pos_encoding=True)
 
 
+def test_patches_that_overlap_are_refused() -> None:
+    found = tiny.FURTHER["hf_ast"]()
+    with pytest.raises(vitrim.VitrimError, match=r"^pixelprune needs patches .* 6 x 6 patches .* not fill 20 x 14 "):
+        vitrim.reduce_(found, "pixelprune")
+    assert vitrim.get_reduction(found) is None
+
+
 def test_forwards_that_do_not_show_their_pixels_are_refused() -> None:
     """Patch dropout; tokens that no embedding made; and those of several calls of the embedding."""
     vit = model(patch_drop_rate=0.5).train()

@@ -227,6 +227,13 @@ def check_images(config: MethodConfig, host: type[Host], model: nn.Module) -> No
             f"{config.name} needs the {what} of the patches, and this {type(model).__name__} has no patch embedding "
             "that shows them"
         )
+    facts = host.facts(model)
+    if needs.pixels and any(side % number for side, number in zip(facts.input_size[1:], facts.grid_size, strict=True)):
+        grid, size = (" x ".join(map(str, sides)) for sides in (facts.grid_size, facts.input_size[1:]))
+        raise UnsupportedModelError(
+            f"{config.name} needs patches that lie side by side, and {grid} patches of this {type(model).__name__} do "
+            f"not fill {size} pixels evenly: they overlap"
+        )
     pixel_std(config, host, model)
 
 
