@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -52,31 +53,20 @@ class ServedFamily(NamedTuple):
     cells: bool = False
 
 
+PACKED = partial(ServedFamily, axes=True, packed=True)
+"""A family with positions of three axes whose tower reads packed patches, as most of these do."""
+
 FAMILIES = {
     "LlavaForConditionalGeneration": ServedFamily("LLaVA-1.5", "llava:ServedLlava"),
     "LlavaNextForConditionalGeneration": ServedFamily("LLaVA-NeXT", "llava:ServedLlavaNext"),
     "LlavaOnevisionForConditionalGeneration": ServedFamily("LLaVA-OneVision", "llava:ServedLlavaOneVision"),
-    "Qwen2VLForConditionalGeneration": ServedFamily(
-        "Qwen2-VL", "qwen:ServedQwen2VL", axes=True, packed=True, cells=True
-    ),
-    "Qwen2_5_VLForConditionalGeneration": ServedFamily(
-        "Qwen2.5-VL", "qwen:ServedQwen25VL", axes=True, packed=True, cells=True
-    ),
-    "Qwen3VLForConditionalGeneration": ServedFamily(
-        "Qwen3-VL", "qwen:ServedQwen3VL", axes=True, packed=True, cells=True
-    ),
-    "Qwen3_5ForConditionalGeneration": ServedFamily(
-        "Qwen3.5", "qwen:ServedQwen35", images_only=True, axes=True, packed=True, cells=True
-    ),
-    "Glm4vForConditionalGeneration": ServedFamily(
-        "GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", images_only=True, axes=True, packed=True
-    ),
-    "Glm4vMoeForConditionalGeneration": ServedFamily(
-        "GLM-4.5V, GLM-4.6V", "qwen:ServedGlm4vMoe", images_only=True, axes=True, packed=True
-    ),
-    "GlmOcrForConditionalGeneration": ServedFamily(
-        "GLM-OCR", "qwen:ServedGlmOcr", images_only=True, axes=True, packed=True
-    ),
+    "Qwen2VLForConditionalGeneration": PACKED("Qwen2-VL", "qwen:ServedQwen2VL", cells=True),
+    "Qwen2_5_VLForConditionalGeneration": PACKED("Qwen2.5-VL", "qwen:ServedQwen25VL", cells=True),
+    "Qwen3VLForConditionalGeneration": PACKED("Qwen3-VL", "qwen:ServedQwen3VL", cells=True),
+    "Qwen3_5ForConditionalGeneration": PACKED("Qwen3.5", "qwen:ServedQwen35", images_only=True, cells=True),
+    "Glm4vForConditionalGeneration": PACKED("GLM-4.1V, GLM-4.6V-Flash", "qwen:ServedGlm4v", images_only=True),
+    "Glm4vMoeForConditionalGeneration": PACKED("GLM-4.5V, GLM-4.6V", "qwen:ServedGlm4vMoe", images_only=True),
+    "GlmOcrForConditionalGeneration": PACKED("GLM-OCR", "qwen:ServedGlmOcr", images_only=True),
     "PaddleOCRVLForConditionalGeneration": ServedFamily("PaddleOCR-VL", "qwen:ServedPaddleOCRVL", axes=True),
     "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", images_only=True),
     "Gemma3ForConditionalGeneration": ServedFamily("Gemma 3", "tiles:ServedGemma3"),
