@@ -52,7 +52,6 @@ class Axes(Selecting):
     """A family with positions of three axes."""
 
     supports_multimodal_pruning: ClassVar[bool] = True
-    kinds: ClassVar[tuple[str, ...]] = ("image", "video")
     grid_fields = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", CELLS)
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -159,10 +158,14 @@ class Axes(Selecting):
 class ServedQwen2VL(Axes, qwen2_vl.Qwen2VLForConditionalGeneration):
     """Qwen2-VL."""
 
+    kinds = ("image", "video")
+
 
 @selecting
 class ServedQwen25VL(Axes, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
     """Qwen2.5-VL."""
+
+    kinds = ("image", "video")
 
 
 @selecting
@@ -173,6 +176,7 @@ class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
     where that text stands: it comes with the embeddings, and the prompt has a placeholder for each of its tokens, too.
     """
 
+    kinds = ("image", "video")
     grid_fields = ("image_grid_thw", "video_grid_thw", "timestamps", CELLS)
 
     @classmethod
@@ -227,32 +231,22 @@ class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
 class ServedQwen35(Axes, qwen3_5.Qwen3_5ForConditionalGeneration):
     """Qwen3.5."""
 
-    kinds = ("image",)
-
 
 @selecting
 class ServedGlm4v(Axes, glm4_1v.Glm4vForConditionalGeneration):
     """GLM-4.1V, and the small model of GLM-4.6V."""
-
-    kinds = ("image",)
 
 
 @selecting
 class ServedGlm4vMoe(Axes, glm4_1v.Glm4vMoeForConditionalGeneration):
     """GLM-4.5V and GLM-4.6V."""
 
-    kinds = ("image",)
-
 
 @selecting
 class ServedGlmOcr(Axes, glm_ocr.GlmOcrForConditionalGeneration):
     """GLM-OCR."""
 
-    kinds = ("image",)
-
 
 @selecting
 class ServedPaddleOCRVL(Axes, paddleocr_vl.PaddleOCRVLForConditionalGeneration):
     """PaddleOCR-VL."""
-
-    kinds = ("image",)
